@@ -1,10 +1,8 @@
 """Speed of a search by several teams: what a simulation costs when more workers run at once."""
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
@@ -12,7 +10,7 @@ from windtunnel.plan.search import search
 from windtunnel.plan.space import Candidate, Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import trial
-from windtunnel.plan.workers import Team
+from windtunnel.plan.workers import Lasting, Team
 
 AGAIN = 100
 """Repeats of the trial that shows what the cores alone do."""
@@ -29,20 +27,6 @@ class Speed:
     """CPU seconds of a simulation, tables read from disk included."""
     again: float
     """CPU seconds of one and the same trial while all workers repeat it: nothing but the cores is shared."""
-
-
-class Lasting(Executor):
-    """An executor that outlives the searches that use it, so that its workers stay warm."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Hand a call on."""
-        return self.executor.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stay."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,8 @@ RUN = ["run", "Qwen/Qwen3-32B", "--device", "h100", "-tp", "2", "--json", "--tra
 def once(checkout: Path, cache: Path, arguments: list[str]) -> tuple[float, float]:
     """CPU seconds and peak MB of one process that runs the command of a checkout."""
     environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "WINDTUNNEL_CACHE": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled to bytecode
+    environment["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
     command = [sys.executable, "-c", COMMAND, *arguments]
     done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment)
     code, seconds, peak = json.loads(done.stderr.splitlines()[-1])

@@ -10,6 +10,7 @@ settings.register_profile("new_cases", deadline=None)  # a slow machine is no fa
 settings.register_profile("same_cases", derandomize=True, database=None, deadline=None)
 for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # tables are as wide as they need to be, on every machine
+os.environ["WINDTUNNEL_STORE"] = ":memory:"  # no search finds what another test's has done
 few = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100")) <= 100
 settings.load_profile("same_cases" if few else "new_cases")
 

@@ -160,7 +160,7 @@ def preempted() -> Run:
     return run(two, log, stalls=((0, 0.1, 0.3),))
 
 
-def apart(gate: str = "after_prefill") -> Run:
+def disaggregated(gate: str = "after_prefill") -> Run:
     """Two requests whose prompts replica 0 computes, and that replica 1 decodes, on a device of half the price.
 
     Request 0 arrives at 0, is prefilled from 0 to 0.1, and asks at 0.125 for memory that it has at 0.25; its KV is

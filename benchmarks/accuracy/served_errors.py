@@ -24,7 +24,7 @@ from benchmarks.accuracy import served_pairs
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
 from windtunnel.errors import InputError
 from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
-from windtunnel.metrics.pairs import Apart
+from windtunnel.metrics.pairs import Divergence
 from windtunnel.validation.served_points import read_points
 from windtunnel.validation.served_replay import replay_all, row
 
@@ -250,7 +250,7 @@ def render(points: Sequence[Measured]) -> str:
     ]
     lines += ["group = [", *(f"  {{ {', '.join(_entry(one))} }}," for one in groups(points).values()), "]"]
     lines += ["", "# differ: what the two servers of each pair of points differ in (windtunnel/metrics/pairs.py)."]
-    lines += ["pair = [", *map(_pair, served_pairs.measured_apart(points).values()), "]"]
+    lines += ["pair = [", *map(_pair, served_pairs.measured_divergence(points).values()), "]"]
     engines = by(points, lambda one: one.server.engine)
     for engine, members in {"all": list(points), **dict(sorted(engines.items()))}.items():
         lines += ["", f"[other_loads.{engine}]"]
@@ -266,7 +266,7 @@ def _entry(one: Group) -> list[str]:
     return [*parts, *(["known_bad = true"] if one.known_bad else [])]
 
 
-def _pair(one: Apart) -> str:
+def _pair(one: Divergence) -> str:
     parts = [
         f"differ = {_texts(one.differ)}",
         f"of = {_texts(one.of)}",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.points import Measured, by, sound
 from windtunnel.metrics.evidence import QUANTILES, span
-from windtunnel.metrics.pairs import BATCH, LENGTHS, Apart, Table, Twin, common, differences, known_of, of_two
+from windtunnel.metrics.pairs import BATCH, LENGTHS, Divergence, Table, Twin, common, differences, known_of, of_two
 
 LEAST, SERVERS, FEW = 30, 5, 3
 """Pairs of points, their servers, and those of an engine's or a family's, without which nothing is said."""
@@ -66,7 +66,7 @@ def distance(pair: Pair, name: str) -> float:
     return float(far / sqrt(octaves(pair)) if one_server else far)
 
 
-def measured_apart(points: Sequence[Measured]) -> dict[tuple[Kind, Kind], Apart]:
+def measured_divergence(points: Sequence[Measured]) -> dict[tuple[Kind, Kind], Divergence]:
     """What pairs of points leave open, by what their servers differ in: of all, of an engine, and of a family on it."""
     found = {}
     for differ, members in sorted(pairs(points).items(), key=lambda item: (len(item[0]), item[0])):
@@ -76,17 +76,17 @@ def measured_apart(points: Sequence[Measured]) -> dict[tuple[Kind, Kind], Apart]
             for length in range(len(of) + 1 if len(differ) <= SHOWN else 1):
                 grouped[of[:length]].append(pair)
         for of, own in sorted(grouped.items()):
-            one = _apart(differ, of, own)
+            one = _divergence(differ, of, own)
             if len(own) >= LEAST and one.servers >= (FEW if of else SERVERS) and (not of or len(own) < len(members)):
                 found[differ, of] = one
     return found
 
 
-def _apart(differ: Kind, of: Kind, members: Sequence[Pair]) -> Apart:
+def _divergence(differ: Kind, of: Kind, members: Sequence[Pair]) -> Divergence:
     servers = by_servers(members)
     weights = np.array([1 / sqrt(len(servers[key])) for key in map(servers_of, members)])
     steps, first = (symmetric([distance(pair, name) for pair in members], weights) for name in ("steps", "first_token"))
-    return Apart(differ, len(members), len({name for pair in servers for name in pair}), steps, first, of)
+    return Divergence(differ, len(members), len({name for pair in servers for name in pair}), steps, first, of)
 
 
 def servers_of(pair: Pair) -> tuple[str, ...]:
@@ -136,9 +136,9 @@ HEAD = (
 def report(points: Sequence[Measured]) -> str:
     """What pairs leave open, beside what is open of each point alone, and the share of pairs of one half of the model
     families that is held by what those of the other half leave open."""
-    table, (one, other) = measured_apart(points), halves_of_families(points)
+    table, (one, other) = measured_divergence(points), halves_of_families(points)
     checked: dict[Kind, list[tuple[bool, bool]]] = defaultdict(list)
-    for differ, *inside in (*held(one, measured_apart(other)), *held(other, measured_apart(one))):
+    for differ, *inside in (*held(one, measured_divergence(other)), *held(other, measured_divergence(one))):
         checked[differ].append((inside[0], inside[1]))
     lines = [f"| {HEAD} |", "|---|---|" + "---:|" * 8]
     every = pairs(points)

@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.speed import LEAST_OUTSTANDING, LOADS, Load, demand, fleet
-from windtunnel.core.apart.handover import Crossing
-from windtunnel.core.apart.handover import run as run_apart
+from windtunnel.core.disaggregation.handover import Crossing
+from windtunnel.core.disaggregation.handover import run as run_disaggregated
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.deployment import HANDOVERS, find_link
 
@@ -73,7 +73,7 @@ def compare(kind: Kind, load: Load, pairs: int, requests: int, repeats: int) -> 
     times = [
         (
             seconds(lambda: run(served, asked, LEAST_OUTSTANDING, numbers[0])),
-            seconds(lambda: run_apart(split, asked, routers, numbers, crossing)),
+            seconds(lambda: run_disaggregated(split, asked, routers, numbers, crossing)),
         )
         for _ in range(repeats)
     ]

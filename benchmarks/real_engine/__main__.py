@@ -6,10 +6,11 @@ with random weights is served in real time; then
 * the reference scheduler is fed the engine's own step times, and must schedule the same batches, step for step, with
   plenty of memory and with so little that requests are preempted;
 * the engine's steps on a short workload of their own are the profile, batch times are fitted to them, and the simulated
-  mean ttft, tpot and e2el must be within 10 % of the engine's, or within twice what its own runs differ by;
+  mean ttft, tpot and e2el must be within 10 % of the engine's, or within twice what its own runs differ by; above 15 %
+  of that it is too noisy to tell;
 * with torch at hand, the same by ``windtunnel profile`` of the operators, which knows nothing of the engine.
 
-The exit code is 1 if a batch differs or a mean is too far off.
+The exit code is 1 if a batch differs, a mean is too far off, or it is too noisy to tell.
 """
 
 import argparse
@@ -49,6 +50,8 @@ MODEL = {
     "initializer_range": 0.02,
 }
 ALLOWED = 0.10
+NOISY = 0.15
+"""Difference of the engine's own runs, as a share of their mean, beyond which a small error is no evidence."""
 Rows = list[list[float]]
 
 
@@ -97,18 +100,25 @@ def check_batches(name: str, rows: Rows, steps: Steps, blocks: int) -> bool:
     return wrong is None
 
 
-def check_means(title: str, rows: Rows, runs: list[Steps], times: BatchTimes, blocks: int) -> bool:
-    """Print simulated and measured means; whether all are near enough."""
+def check_means(title: str, rows: Rows, runs: list[Steps], times: BatchTimes, blocks: int) -> bool | None:
+    """Print simulated and measured means; whether all are near enough, None where the engine's own runs differ by more
+    than says anything."""
     measured = np.array([means(rows, run["first"], run["end"]) for run in runs])
     simulated = means(rows, *simulate(rows, times, blocks))
-    near = True
+    near, spreads = True, [0.0]
     print(f"\n{title}\n\n| mean, ms | simulated | measured | error | its own spread |\n|---|---|---|---|---|")
     for i, name in enumerate(("ttft", "tpot", "e2el")):
         mean = measured[:, i].mean()
         error, spread = simulated[i] / mean - 1.0, (measured[:, i].max() - measured[:, i].min()) / mean
+        spreads.append(spread)
         near &= abs(error) <= max(ALLOWED, 2.0 * spread)
         print(f"| {name} | {1e3 * simulated[i]:.1f} | {1e3 * mean:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % |")
-    return bool(near)
+    return judged(near=bool(near), spread=max(spreads))
+
+
+def judged(*, near: bool, spread: float) -> bool | None:
+    """Whether means are near enough: None where the engine's own are too far apart for a yes."""
+    return None if near and spread > NOISY else near
 
 
 def profiled_times(folder: Path) -> BatchTimes | None:
@@ -154,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tight = run_engine(options.engine_python, folder, {"tight": burst}, blocks=40)
             good &= check_batches("little memory", burst, tight["runs"]["tight"], tight["num_blocks"])
             times = step_times(asked["profile"], found["runs"]["profile"])
-            good &= check_means("Batch times fitted to the engine's own steps", rows, runs, times, blocks)
+            fitted = check_means("Batch times fitted to the engine's own steps", rows, runs, times, blocks)
             operators = profiled_times(folder)
             if operators is None:
                 print("\nno torch here: operators are not profiled (pip install 'windtunnel[profile]')")
@@ -163,8 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"real_engine: {error}", file=sys.stderr)
         return 2
-    print("\ngood" if good else "\nNOT good")
-    return 0 if good else 1
+    if fitted is None:
+        print("\ntoo noisy to tell: the engine's own runs differ by more than 15 %: run it again on an idle machine")
+    good &= fitted is not False
+    print(("\nbatches good" if fitted is None else "\ngood") if good else "\nNOT good")
+    return 0 if good and fitted is not None else 1
 
 
 if __name__ == "__main__":

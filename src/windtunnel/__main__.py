@@ -26,9 +26,14 @@ def what_is_compiled_is_said() -> Iterator[None]:
     if sys.stderr.isatty():
         yield
         return
-    said = logging.Handler()
-    said.addFilter(lambda record: bool(record.getMessage()))
-    said.emit = lambda record: sys.stderr.write(f"windtunnel: {record.getMessage()}\n")  # type: ignore[method-assign,assignment]
+    told, said = {""}, logging.Handler()
+
+    def tell(record: logging.LogRecord) -> None:
+        if (text := record.getMessage()) not in told:  # a scheduler has several entries
+            told.add(text)
+            sys.stderr.write(f"windtunnel: {text}\n")
+
+    said.emit = tell  # type: ignore[method-assign]
     log = logging.getLogger("windtunnel.core.kernels")
     log.setLevel(logging.INFO)
     log.addHandler(said)

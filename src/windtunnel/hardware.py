@@ -55,7 +55,7 @@ class Device:
     """Streaming multiprocessors or compute units; 0: unknown."""
     peer_access: bool = True
     """GPUs of a node read each other's memory; otherwise what they exchange passes through the host's (GeForce by its
-    driver; workstation cards in the servers that were measured)."""
+    driver; workstation cards and H100 PCIe in the servers that were measured). ``--devices-file`` says otherwise."""
     inline_ecc: bool = False
     """Check bits lie in the memory itself, and are read with the data: 1/16 of both (GDDR of data centres)."""
     price_per_hour: float = 0.0

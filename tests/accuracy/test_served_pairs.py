@@ -10,7 +10,7 @@ from benchmarks.accuracy.served_pairs import (
     distance,
     halves_of_families,
     held,
-    measured_apart,
+    measured_divergence,
     pairs,
     report,
     symmetric,
@@ -40,7 +40,7 @@ def drawn(seed: int = 0) -> list[Measured]:
 
 def test_what_is_wrong_alike_cancels() -> None:
     points = drawn()
-    table = measured_apart(points)
+    table = measured_divergence(points)
     assert {BATCH, LENGTHS, ("layout",)} <= {differ for differ, of in table if not of}
     alone = np.quantile([one.steps for one in points], 0.95)
     assert 0.05 < table[("layout",), ()].steps[4] < alone / 2
@@ -74,6 +74,6 @@ def test_what_is_known_to_be_off_is_in_no_pair() -> None:
 def test_other_families_pairs_hold_nine_tenths() -> None:
     one, other = halves_of_families(drawn())
     assert not {each.server.family for each in one} & {each.server.family for each in other}
-    kept = [steps for _, steps, _ in held(one, measured_apart(other))]
+    kept = [steps for _, steps, _ in held(one, measured_divergence(other))]
     assert np.mean(kept) == pytest.approx(0.9, abs=0.08)
     assert "| layout | all |" in report(drawn())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from windtunnel.cli import DONE, WRONG, main
-from windtunnel.cli.plan.command import MISSED
+from windtunnel.cli.plan.command import MISSED, Kept
 from windtunnel.cli.plan.flags import Axes
 from windtunnel.plan.space import Constraints
 
@@ -88,6 +88,29 @@ def test_impossible_limits_exit_with_one(capsys: Capture) -> None:
     assert "Nothing meets the goal on 9 of 10 real servers: the closest needs" in capsys.readouterr().out
 
 
+def test_a_repeat_finds_what_a_search_has_done(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_STORE", str(tmp_path / "plans.db"))
+    first, again = answer(capsys, *GOODPUT), answer(capsys, *GOODPUT)
+    assert (again["trials"], again["reused"]) == (0, first["trials"])
+    assert again["ranking"] == first["ranking"]
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("WINDTUNNEL_STORE")
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "file"))
+    with Kept().opened() as store:
+        assert store.path == ":memory:"
+    assert "simulations are not kept" in capsys.readouterr().err
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "folder"))
+    with Kept().opened() as store:
+        assert store.path == str(tmp_path / "folder" / "plans.db")
+
+
 def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
     store, target = str(tmp_path / "studies.db"), tmp_path / "trials.parquet"
     first = answer(capsys, *GOODPUT, "--store", store, "--study", "one")
@@ -120,7 +143,6 @@ def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
         (("plan", "--axis", "max_num_sec=3"), "did you mean 'max_num_seqs'"),
         (("plan", "--axis", "max_num_seqs"), "must be WORD=VALUE"),
         (("plan", "--gpus", "h100"), "must be DEVICE=NUMBER"),
-        (("plan", "--study", "one"), "add --store"),
         (("plan", "--address", "auto"), "add --executor ray"),
         (("plan", "--workers", "0"), "workers=0"),
         (("plan", "--top", "0"), "top=0"),

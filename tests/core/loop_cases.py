@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.disaggregation.handover import Crossing, Handed
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment.handover import HANDOVERS

@@ -14,7 +14,7 @@ from oracle.loop import Replica, least_outstanding, round_robin, vllm_dp
 from oracle.mixed_records import record_of, requests_of
 from oracle.replica import Group, table_time
 
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
@@ -74,7 +74,7 @@ def rules(draw: st.DrawFn) -> Handover:
         draw(st.sampled_from(["prefill", "relayed", "decode"])),
         gate="before_prefill" if transfer == "chunked" else draw(st.sampled_from(["before_prefill", "after_prefill"])),
         reserved_decode_tokens=draw(st.sampled_from([0, 0, 1, 7])),
-        staging=draw(st.sampled_from(["memory", "seats", "seats_and_few"])),
+        reservation=draw(st.sampled_from(["memory", "seats", "seats_and_few"])),
         max_local_prefill_length=stay,
         proxy=draw(st.sampled_from([0.0, 0.5])),
     )
@@ -157,7 +157,7 @@ def by_core(case: Case, jumps: bool = True, in_step: bool = False) -> Handed:
     return run(case.fleet, case.demand, case.routers, uniforms, case.crossing, jumps, in_step)
 
 
-def by_reference(case: Case) -> tuple[reference.Apart, list[Any]]:
+def by_reference(case: Case) -> tuple[reference.Disaggregated, list[Any]]:
     """The case in the reference's event loop, and what happened on either side."""
 
     def replica(pool: int) -> Replica:
@@ -175,7 +175,7 @@ def by_reference(case: Case) -> tuple[reference.Apart, list[Any]]:
     clients = (follow, demand.think_time.tolist(), demand.max_concurrency, turnaround)
     between = reference.Crossing(case.crossing.link, case.crossing.rules, case.crossing.work.tolist())
     chosen = ROUTERS[case.routers[0]], ROUTERS[case.routers[1]]
-    loop = reference.Apart(sides[0], sides[1], chosen, requests_of(demand), between, clients)
+    loop = reference.Disaggregated(sides[0], sides[1], chosen, requests_of(demand), between, clients)
     loop.run()
     requests = (loop.prefills, list(loop.decodes.values()))
     return loop, [record_of(*side) for side in zip(requests, sides, strict=True)]
@@ -217,11 +217,11 @@ def differences(case: Case, jumps: bool, in_step: bool) -> list[str]:
     return found
 
 
-def assert_nothing_is_left(loop: reference.Apart) -> None:
+def assert_nothing_is_left(loop: reference.Disaggregated) -> None:
     """No place, block or seat is held when all is over, and nobody waits for one."""
     assert loop.in_flight == 0 or not loop.max_concurrency
     for group in loop.groups:
         for scheduler in group.schedulers:
             assert scheduler.used_blocks == scheduler.coming == scheduler.num_waiting == scheduler.num_running == 0
-    for lane in (lane for lanes in loop.staging for lane in lanes):
+    for lane in (lane for lanes in loop.reservation for lane in lanes):
         assert (len(lane.asking), len(lane.ready), lane.staged) == (0, 0, 0)

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 
 from core.conftest import IN_PLAIN_PYTHON
 from core.pools_cases import Case, by_core, cases, differences, equal_requests, tandem
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.engine import run as run_pools
 from windtunnel.core.records import GONE
@@ -124,7 +124,7 @@ def test_blocks_are_held_until_they_are_sent() -> None:
 def test_a_gate_before_the_prompt_waits_for_a_place_on_the_other_side() -> None:
     """One place: the second prompt begins when the first request has ended, after 1 + 2 + 4 · 0.5 seconds."""
     crossing = Crossing(
-        Link(), Handover("pull", "relayed", gate="before_prefill", staging="seats"), work=np.full(2, 2.0)
+        Link(), Handover("pull", "relayed", gate="before_prefill", reservation="seats"), work=np.full(2, 2.0)
     )
     found = simulated(tandem(1.0, 0.5), equal_requests(np.zeros(2), output=5), crossing)
     assert found.requests["scheduled"].tolist() == [0.0, 5.0]

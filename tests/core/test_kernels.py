@@ -169,7 +169,7 @@ def test_an_edit_compiles_anew_what_is_made_of_it(run: Callable[..., list[str]])
 
 
 def test_stale_code_is_never_used(run: Callable[..., list[str]]) -> None:
-    message = ["compiling scaled (once on this machine)", ""]
+    message = ["compiling windtunnel.core (once on this machine)", ""]
     tiny = TINY.format(rule="tiny_rule")
     assert run(RUN, core__tiny=tiny, core__tiny_rule="FACTOR = 2\n") == [*message, "4.0"]
     assert run(RUN) == ["4.0"]

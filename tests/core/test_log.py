@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.pools_cases import equal_requests, tandem
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.rebuild import step_ends
 from windtunnel.deployment import Handover, Link
 from windtunnel.policy import Limits

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 from oracle.old_loops import run as old
 
 from core.loop_cases import HANDING, MIXED, Case, handing_case, merged, mixed_case, unlike, with_contents
-from windtunnel.core.apart import handover
-from windtunnel.core.apart.handover import Crossing
+from windtunnel.core.disaggregation import handover
+from windtunnel.core.disaggregation.handover import Crossing
 from windtunnel.core.engine import Record, run
 from windtunnel.errors import InputError
 from windtunnel.policy.named import Router
@@ -36,7 +36,7 @@ def outcome(case: Case, before: bool, jumps: bool = True) -> Record | str:
     try:
         if case.crossing is None:
             return (old.run if before else run)(case.fleet, case.demand, case.routers[0], case.uniforms, jumps)
-        simulate = old.run_apart if before else handover.run
+        simulate = old.run_disaggregated if before else handover.run
         return simulate(case.fleet, case.demand, case.routers, case.uniforms, case.crossing, jumps)
     except InputError as error:
         return str(error)
@@ -90,7 +90,7 @@ def unlike_reference(seed: int) -> list[str]:
         crossing = replace(crossing, rules=rules)
     known: Any = {"decode_router": (None, second.routing)}
     numbers = first.number, second.number
-    x: Any = run_apart(fleet, demand, (first, second), case.uniforms, crossing)
+    x: Any = run_disaggregated(fleet, demand, (first, second), case.uniforms, crossing)
     y = handover.run(fleet, demand, numbers, case.uniforms, crossing, **known)
     found = [name for name in UNLIKE if not np.array_equal(x.requests[name], y.requests[name], equal_nan=True)]
     found += [name for name in WAYS if not np.array_equal(x.handovers[name], y.handovers[name], equal_nan=True)]

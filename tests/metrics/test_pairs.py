@@ -10,11 +10,11 @@ from windtunnel.metrics.evidence import ServerKey, doubt
 from windtunnel.metrics.pairs import (
     BATCH,
     LENGTHS,
-    Apart,
+    Divergence,
     Table,
     Twin,
-    apart,
     differences,
+    divergence,
     known_of,
     measured_pairs,
     of_two,
@@ -24,7 +24,7 @@ from windtunnel.model import load_model
 TWIN = Twin(ServerKey("vllm", "F", "h100_sxm", "fp8", "m/1", "TP1"), "0.19")
 STEPS, FIRST = (-0.2, -0.1, 0.0, 0.1, 0.2), (-0.4, -0.2, 0.0, 0.2, 0.4)
 TABLE: Table = {
-    (names, of): Apart(names, 100, 12, tuple(size * log for log in STEPS), tuple(size * log for log in FIRST), of)
+    (names, of): Divergence(names, 100, 12, tuple(size * log for log in STEPS), tuple(size * log for log in FIRST), of)
     for names, of, size in (
         (BATCH, (), 1.0),
         (LENGTHS, (), 2.0),
@@ -93,7 +93,7 @@ def test_without_pairs_errors_are_independent() -> None:
 def test_other_lengths_are_open_beside_the_servers() -> None:
     pool = Pool(load_model("Qwen/Qwen3-0.6B"), device("l40s"), Engine(max_model_len=2048))
     specs = [one.spec() for one in Deployment((pool,)).pools]
-    same, longer = apart(specs, specs), apart(specs, specs, other_lengths=True)
+    same, longer = divergence(specs, specs), divergence(specs, specs, other_lengths=True)
     lengths = known_of(LENGTHS, ("vllm", "Qwen3ForCausalLM"), measured_pairs())
     assert lengths is not None
     assert longer.steps[4] == pytest.approx(hypot(same.steps[4], lengths.steps[4]))

@@ -12,7 +12,7 @@ from windtunnel.metrics.window import Window
 
 
 def test_each_pool_by_hand() -> None:
-    found = summary(handmade.apart())
+    found = summary(handmade.disaggregated())
     prefill, decode = found.pools
     assert (prefill.name, prefill.role, prefill.device, prefill.replicas, prefill.gpus) == (
         "prefill", "prefill", "h100_sxm", 1, 2,
@@ -31,12 +31,12 @@ def test_each_pool_by_hand() -> None:
 
 def test_requests_wait_at_the_prefill_replica_until_the_prompt_is_computed() -> None:
     """Replica 0 has request 1 waiting for 0.5 s; replica 1 has them from the end of their prompts to their tokens."""
-    used = usage(unroll(handmade.apart()), Window(0.0, 1.7, trimmed=False))
+    used = usage(unroll(handmade.disaggregated()), Window(0.0, 1.7, trimmed=False))
     assert used.replicas.waiting * 1.7 == pytest.approx([0.5, 0.4 + 0.5])
 
 
 def test_the_parts_add_up_one_after_the_other() -> None:
-    run = handmade.apart()
+    run = handmade.disaggregated()
     parts = parts_in_order(run)
     assert tuple(parts) == TTFT_PARTS == ("queue", "prefill", "held", "admission", "transfer", "join")
     np.testing.assert_allclose(parts["admission"], [(0.125, 1.1), (0.25, 1.1)])
@@ -45,14 +45,14 @@ def test_the_parts_add_up_one_after_the_other() -> None:
 
 
 def test_memory_that_is_asked_for_before_the_prompt_comes_first() -> None:
-    parts = parts_in_order(handmade.apart(gate="before_prefill"))
+    parts = parts_in_order(handmade.disaggregated(gate="before_prefill"))
     assert next(iter(parts)) == "admission"
     np.testing.assert_allclose(parts["prefill"], [(0.125, 1.0), (0.225, 1.1)])
     np.testing.assert_allclose(parts["join"][1], [0.5, 1.6])
 
 
 def test_the_document_has_pools_and_parts_only_where_there_are_some() -> None:
-    document = summary_json(summary(handmade.apart()))
+    document = summary_json(summary(handmade.disaggregated()))
     assert [pool["name"] for pool in document["pools"]] == ["prefill", "decode"]
     assert document["kv_bytes"] == 6144
     assert document["ttft_parts"]["transfer"]["mean"] == pytest.approx(0.3125)

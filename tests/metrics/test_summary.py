@@ -207,7 +207,7 @@ def test_lives_of_replicas_by_hand() -> None:
 
 def test_lives_of_each_pool_by_hand() -> None:
     """Replica 0 is of the first pool, the others of the second."""
-    run = handmade.apart()
+    run = handmade.disaggregated()
     replicas = [*run.manifest["replicas"], run.manifest["replicas"][1]]
     found = summary(replace(run, manifest=run.manifest | {"lives": LIVES, "replicas": replicas})).lives
     assert (found["link_failures"], found["resent"]) == (5, 6)

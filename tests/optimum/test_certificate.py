@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.optimum.bounds import most_batches
 from windtunnel.optimum.certificate import (
     Certificate,
+    Program,
     certify,
     certify_in_order,
     formula_bound,
@@ -74,9 +75,20 @@ def proven(problem: Problem, built: Any) -> float:
     outcome, served = check(problem, schedule), replay(problem, schedule)
     assert [request.finish for request in served] == outcome.finish[[request.id for request in served]].tolist()
     assert outcome.value(built.objective) == pytest.approx(answer.bound, rel=1e-9)
-    if built.objective.goodput is None and not built.objective.first_tokens_only:  # otherwise the rest is served anyhow
+    if built.objective.goodput is None:  # otherwise the rest is served anyhow
         assert keeps(problem, schedule, built.forbidden)
     return outcome.value(built.objective)
+
+
+@pytest.mark.parametrize("program", ["flow", "literal"])
+def test_first_tokens_without_evictions_are_of_schedules_that_can_end(program: Program) -> None:
+    """Both prompts fit memory at once, and then neither could end: the second waits for the end of the first."""
+    problem = Problem.of(np.array([3, 3]), np.array([4, 4]), Limits(2, 7, 16, 8, 1), Cost(14.0, 4.0), np.zeros(2))
+    found = certify(problem, MEAN_TTFT, program=program, seconds=SECONDS, forbid={"evictions"})
+    assert found.proof == "optimal"
+    prompt, decode = 14 + 3 * 4, 14 + 4
+    assert found.value == pytest.approx((prompt + (prompt + 3 * decode + prompt)) / 2)
+    assert certify(problem, MEAN_TTFT, program=program, seconds=SECONDS).value == pytest.approx(14 + 6 * 4)
 
 
 def agree(seed: int) -> None:

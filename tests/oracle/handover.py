@@ -21,7 +21,7 @@ from oracle.loop import (
 )
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
-from oracle.staging import Receiver, Staging
+from oracle.reservation import Receiver, Reservation
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.policy.scaling import Lives
@@ -75,7 +75,7 @@ class Crossing:
     """What each request is, prompt and answer, where decode replicas have stores for it."""
 
 
-class Apart(Loop):
+class Disaggregated(Loop):
     """Simulates requests that prefill on some replicas and decode on others.
 
     A prefill replica sees a request of one output token, as a proxy asks for it (``prefills``). What is left
@@ -108,8 +108,8 @@ class Apart(Loop):
         """(Request, tokens of its prompt) of every transfer that came through."""
         self.decodes: dict[int, Request] = {}
         self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
-        self.staging = [
-            [Staging(cast(Receiver, scheduler), self.rules) for scheduler in cast(Group, group).schedulers]
+        self.reservation = [
+            [Reservation(cast(Receiver, scheduler), self.rules) for scheduler in cast(Group, group).schedulers]
             for group in self.groups[self.first_decode :]
         ]
 
@@ -239,14 +239,14 @@ class Apart(Loop):
         self.decodes[request], passage = one, self.passages[request]
         passage.asked = time
         group, _ = self._choose_decode(one)
-        self._staging_of(passage).ask(one)
+        self._reservation_of(passage).ask(one)
         if group.has_place:
             self._wake(passage.group, time)
         if self._gives_up and self.rules.timeout < inf:
             heappush(self.events, (time + self.rules.timeout, TIME_OUT, request))
 
-    def _staging_of(self, passage: Passage) -> Staging:
-        return self.staging[passage.group - self.first_decode][passage.rank]
+    def _reservation_of(self, passage: Passage) -> Reservation:
+        return self.reservation[passage.group - self.first_decode][passage.rank]
 
     def _transfer(self, request: int, time: float) -> None:
         passage = self.passages[request]
@@ -259,7 +259,7 @@ class Apart(Loop):
         passage.transfer_end = time
         self.moved.append((request, self.whole[request].prompt_tokens))
         self._let_go(request, time)
-        self._staging_of(passage).ready.append(self.decodes[request])
+        self._reservation_of(passage).ready.append(self.decodes[request])
         if self.groups[passage.group].has_place:
             self._wake(passage.group, time)
 
@@ -299,7 +299,7 @@ class Apart(Loop):
         passage = self.passages[request]
         if not isnan(passage.admitted):
             return
-        self._staging_of(passage).withdraw(self.decodes[request])
+        self._reservation_of(passage).withdraw(self.decodes[request])
         if self._gated:
             group, rank = self.prompts[request]
             group.schedulers[rank].coming -= 1
@@ -316,7 +316,7 @@ class Apart(Loop):
             self._wake(passage.group, time)
         super()._complete(self.whole[request], time)
 
-    def _find_gone(self, request: Request, lane: Staging, time: float) -> None:
+    def _find_gone(self, request: Request, lane: Reservation, time: float) -> None:
         """The KV for which a request has got memory is no more: it ends, or the decode replica computes its prompt."""
         self.passages[request.id].transfer_end = time
         lane.scheduler.let_go(request)
@@ -338,19 +338,19 @@ class Apart(Loop):
             self._free_sent(who)
             super()._schedule(who, time)
             return
-        group, lanes = cast(Group, self.groups[who]), self.staging[who - self.first_decode]
+        group, lanes = cast(Group, self.groups[who]), self.reservation[who - self.first_decode]
         if len(group.in_flight) == group.depth:
             return
-        stages_first = self.rules.transfer == "none" or self._gated
+        reserves_first = self.rules.transfer == "none" or self._gated
         for lane in lanes:
-            if stages_first:
+            if reserves_first:
                 self._give_memory(lane, time)
             for request in lane.give_seats():
                 self.passages[request.id].joined = time
                 if self.rules.first_token == "relayed":
                     request.last_token = time
         batches, scheduled = group.decide(time)
-        if not (stages_first or any(batch.preempted for batch in batches)):
+        if not (reserves_first or any(batch.preempted for batch in batches)):
             for lane in lanes:
                 self._give_memory(lane, time)
         if group.in_flight and who not in self.ending:
@@ -361,13 +361,13 @@ class Apart(Loop):
         elif not group.in_flight and group.ask_again < inf:
             heappush(self.events, (group.ask_again, ASK_AGAIN, who))
 
-    def _first_end(self, group: Group, lanes: list[Staging]) -> float:
+    def _first_end(self, group: Group, lanes: list[Reservation]) -> float:
         """When a step ends after which something else may happen than another one like it."""
         if len(group.in_flight) < group.depth or any(lane.asking or lane.ready for lane in lanes):
             return group.in_flight[0].end
         return group.goes_on(self.events[0][0] if self.events else inf)
 
-    def _give_memory(self, lane: Staging, time: float) -> None:
+    def _give_memory(self, lane: Reservation, time: float) -> None:
         for request in lane.give_memory():
             passage = self.passages[request.id]
             passage.admitted = time

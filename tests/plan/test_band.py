@@ -225,6 +225,6 @@ def test_steps_and_first_tokens_at_a_confidence_by_hand(monkeypatch: pytest.Monk
     for name, part in plain.doubts.items():
         assert slow.doubts[name].batch(4, 400, []) == pytest.approx(2 * part.batch(4, 400, []))
     assert tightened(ONE, tables, sure).slo.ttft == pytest.approx(0.4 / 1.5)
-    monkeypatch.setattr(doubts, "apart", lambda *_: SimpleNamespace(steps=(-0.1, 0.05, 0.3)))
+    monkeypatch.setattr(doubts, "divergence", lambda *_: SimpleNamespace(steps=(-0.1, 0.05, 0.3)))
     wide = small_space().deployment({"device": "h100", "tensor_parallel_size": 2, "max_model_len": 2048})
     assert told_apart(ONE, wide) == pytest.approx(math.exp(0.2) - 1)

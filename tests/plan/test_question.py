@@ -71,8 +71,8 @@ def test_the_digest_knows_what_outcomes_depend_on_and_nothing_else() -> None:
 
 def test_draws_in_words() -> None:
     assert Draws((), 0.1).words == "not found: the load is too short to fill the replicas"
-    assert Draws((1.5, 1.5), 0.1).words == "1.5 requests/s in 2 random draws"
-    assert Draws((1.0, 2.0, 3.0), 0.1).words == "2 requests/s (1 to 3 across 3 random draws)"
+    assert Draws((1.5, 1.5), 0.1).words == "1.5 requests/s in 2 random draws of the load"
+    assert Draws((1.0, 2.0, 3.0), 0.1).words == "1 to 3 requests/s in 3 random draws of the load"
 
 
 def test_bisection_asks_as_little_as_it_must() -> None:

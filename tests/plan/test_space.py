@@ -9,7 +9,7 @@ import pytest
 from plan.planning import question, small_space
 from windtunnel.deployment import Deployment, Engine
 from windtunnel.errors import InputError
-from windtunnel.plan.space import AXES, Candidate, Constraints, Space, ends, load_space, typed_values
+from windtunnel.plan.space import AXES, Candidate, Constraints, Space, ends, load_space, load_spaces, typed_values
 from windtunnel.plan.trial import candidate_key, deployment_key
 
 OWN = """
@@ -269,3 +269,15 @@ def test_settings_in_words_and_the_order_of_points() -> None:
     assert [(one["device"], one["replicas"]) for one in points] == [
         *(("h100", 1), ("h100", 2), ("l40s", 1), ("l40s", 2)),
     ]
+
+
+def test_a_file_of_several_models_has_a_space_for_each(tmp_path: Path) -> None:
+    listed = write(tmp_path, "model: [Llama-3.1-8B, Qwen/Qwen3-8B]\ndevice: h100\n")
+    assert [space.model for space in load_spaces(listed)] == ["Llama-3.1-8B", "Qwen/Qwen3-8B"]
+    assert [space.model for space in load_spaces(listed, ("Qwen/Qwen3-4B",))] == ["Qwen/Qwen3-4B"]
+    with pytest.raises(InputError, match="has 2 models: say which"):
+        load_space(listed)
+    own = write(tmp_path, "model: {Llama-3.1-8B: {max-num-seqs: 8}, Qwen/Qwen3-8B: }\ndevice: h100\nmax_num_seqs: 16\n")
+    assert [dict(space.axes)["max_num_seqs"] for space in load_spaces(own)] == [(8,), (16,)]
+    with pytest.raises(InputError, match="for this model alone"):
+        load_spaces(write(tmp_path, "model: {Llama-3.1-8B: 7}\ndevice: h100\n"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from oracle.replica import table_time
 
+from benchmarks.real_engine.__main__ import judged
 from benchmarks.real_engine.fitted import step_times
 from benchmarks.real_engine.replay import LIMITS, _served, differing_step, means, restarts
 from windtunnel.perf.batch_times import linear
@@ -64,3 +65,9 @@ def test_fitted_batch_times_serve_alike() -> None:
     requests, _ = _served(asked, [row[0] for row in asked], table_time(times), 2000)
     mine = ({str(one.id): getattr(one, name) for one in requests} for name in ("first_token", "finish"))
     assert means(asked, *mine) == pytest.approx(means(asked, found["first"], found["end"]), rel=0.05)
+
+
+def test_an_engine_that_differs_from_itself_proves_nothing() -> None:
+    assert judged(near=True, spread=0.1) is True
+    assert judged(near=True, spread=0.79) is None, "anything within 158 % would be good"
+    assert judged(near=False, spread=0.79) is False

@@ -22,7 +22,7 @@ from windtunnel.metrics import (
     unroll,
 )
 from windtunnel.metrics.comparison import MEASURES, Ends, Measure
-from windtunnel.metrics.pairs import Apart
+from windtunnel.metrics.pairs import Divergence
 from windtunnel.report.comparison import SERVERS, comparison_page, difference, on_servers, open_ends
 
 TTFT = MEASURES[0]
@@ -218,8 +218,8 @@ def test_several_loads_stand_one_below_the_other() -> None:
 
 def ended(low: float, high: float) -> Ends:
     logs = (-0.2, -0.1, 0.0, 0.1, 0.2)
-    apart = Apart(("layout",), 40, 20, logs, logs)
-    return Ends(apart, {"ttft.mean": (low, high), "preemptions": (low, high)})
+    divergence = Divergence(("layout",), 40, 20, logs, logs)
+    return Ends(divergence, {"ttft.mean": (low, high), "preemptions": (low, high)})
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_differences_on_measured_servers(low: float, high: float, text: str, cou
 def test_what_measured_servers_leave_open_is_said_once_for_equal_evidence() -> None:
     alone = two(ends=ended(-0.05, 0.1))
     (sentence,) = open_ends(alone)
-    assert sentence == f"on a real server: {ended(0, 0).apart.words}"
+    assert sentence == f"on a real server: {ended(0, 0).divergence.words}"
     assert "other, on a real server" in plain(comparison_page(alone))
     variants = (*alone.variants, replace(alone.variants[1], name="third", ends=None))
-    assert open_ends(replace(alone, variants=variants)) == [f"on a real server (other): {ended(0, 0).apart.words}"]
+    assert open_ends(replace(alone, variants=variants)) == [f"on a real server (other): {ended(0, 0).divergence.words}"]
     variants = (*alone.variants, replace(alone.variants[1], name="third"))
     assert open_ends(replace(alone, variants=variants)) == [sentence]

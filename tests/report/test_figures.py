@@ -156,7 +156,7 @@ def test_latencies_that_lie_far_apart_are_drawn_over_powers_of_ten() -> None:
 
 def test_the_slowest_tenth_is_at_least_one_request_and_rounded_up() -> None:
     """Eleven requests whose first tokens come ever later: the slowest tenth are two."""
-    several = handmade.apart()
+    several = handmade.disaggregated()
     number = 11
     rows = np.zeros(number, dtype=np.int64)
     queue = np.arange(number) / 10
@@ -229,7 +229,7 @@ def test_bars_of_nothing_and_of_thirds() -> None:
 
 
 def test_without_a_first_token_its_parts_are_nothing() -> None:
-    apart = handmade.apart()
+    apart = handmade.disaggregated()
     unknown = np.full(2, np.nan)
     run = replace(apart, requests=replace(apart.requests, first_token=unknown, finish=unknown))
     bars = figures(unroll(run), summary(run), None)["first-token"]["data"]

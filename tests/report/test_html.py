@@ -48,7 +48,7 @@ def test_the_browser_takes_a_run_of_almost_nothing(requests: int, tmp_path: Path
 
 @browser
 def test_the_browser_draws_the_parts_of_the_time_to_first_token(tmp_path: Path) -> None:
-    dom, log = visit(page(handmade.apart()), tmp_path)
+    dom, log = visit(page(handmade.disaggregated()), tmp_path)
     assert "CONSOLE" not in log
     part = re.search(r'id="first-token".*?(?=<h2>)', dom, re.DOTALL)
     assert part
@@ -56,7 +56,7 @@ def test_the_browser_draws_the_parts_of_the_time_to_first_token(tmp_path: Path) 
 
 
 def test_a_page_of_pools() -> None:
-    text = page(handmade.apart())
+    text = page(handmade.disaggregated())
     assert "Qwen/Qwen3-32B: prefill on 2 × H100 SXM, TP 2; decode on 2 × H100 SXM, TP 2</h1>" in text
     assert "<td>ttft: transfer</td><td>312 ms</td>" in text
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]

@@ -157,7 +157,7 @@ def test_replicas_have_a_row_each_up_to_sixty_four() -> None:
 
 
 def test_pools_have_a_row_each_and_name_their_replicas() -> None:
-    text = page(handmade.apart())
+    text = page(handmade.disaggregated())
     pools = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", text)]
     named = {cells[0]: cells for cells in pools if cells and "× H100 SXM" in " ".join(cells)}
     assert set(named) == {"prefill", "decode"}

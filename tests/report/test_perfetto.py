@@ -87,7 +87,7 @@ def test_tracks_name_ranks_and_lanes() -> None:
 
 def test_parts_and_transfers_of_pools_apart() -> None:
     """In µs: request 0 has all six parts and decode, request 1 no empty ones; each transfer is on the link's track."""
-    events = perfetto(unroll(handmade.apart()))["traceEvents"]
+    events = perfetto(unroll(handmade.disaggregated()))["traceEvents"]
     begun = [event for event in events if event["ph"] == "b"]
     first = [(event["name"], round(event["ts"])) for event in begun if event["id"] == "0"]
     assert first == [
@@ -153,7 +153,7 @@ def test_steps_are_complete_events_on_the_track_of_their_rank() -> None:
 
 def test_transfers_end_when_they_end_and_requests_are_left_out_evenly() -> None:
     """A request has 8 events, 18 where pools are apart: of 2, half of 100 events hold all; of 20, every eighth."""
-    document = perfetto(unroll(handmade.apart()))
+    document = perfetto(unroll(handmade.disaggregated()))
     ends = [e["ts"] for e in document["traceEvents"] if e["ph"] == "e" and e["cat"] == "transfer"]
     assert ends == pytest.approx([375_000, 1_600_000])
     assert all(e["tid"] == 0 for e in document["traceEvents"] if e.get("cat") == "transfer")
@@ -161,7 +161,7 @@ def test_transfers_end_when_they_end_and_requests_are_left_out_evenly() -> None:
     finished = handmade.requests(arrival=arrival, scheduled=arrival, first_token=arrival + 1, finish=arrival + 2)
     plain = handmade.run(finished, handmade.iterations())
     assert perfetto(unroll(plain), max_events=100)["otherData"]["requests_shown"] == 5, "every fourth: 160 / 50"
-    apart = handmade.apart()
+    apart = handmade.disaggregated()
     assert apart.handovers is not None
     rows = np.zeros(20, dtype=np.int64)
     parts = {field.name: getattr(apart.handovers, field.name)[rows] for field in fields(apart.handovers)}

@@ -14,10 +14,10 @@ from plan.planning import question, small_space
 
 from report.browser import browser, visit
 from windtunnel.plan.advice import Advice, advise
-from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.band import Band
 from windtunnel.plan.bottleneck import Finding
 from windtunnel.plan.capacity import Draws
+from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.elimination import Entry
 from windtunnel.plan.objective import LeastForRate, RatePerDollar
 from windtunnel.plan.outcome import Margin

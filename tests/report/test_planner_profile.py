@@ -22,7 +22,7 @@ DYNAMO = "WINDTUNNEL_DYNAMO"
 
 def apart(prefill: float = 0.001, decode: float = 0.1) -> Run:
     """Chunks of at most 2048 tokens take 0.1 s and ``prefill`` s a token; a decode step ``decode`` s."""
-    run = handmade.apart()
+    run = handmade.disaggregated()
     pools = [
         pool | {"lockstep": False, "engine": pool["engine"] | {"max_num_batched_tokens": 2048, "max_model_len": 5000}}
         for pool in run.manifest["pools"]

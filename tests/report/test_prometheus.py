@@ -77,7 +77,7 @@ def test_engines_and_unfinished_requests_by_hand() -> None:
 
 
 def test_pools_apart_count_prompts_where_they_are_computed_and_transfers_where_they_arrive() -> None:
-    values = dict(line.rsplit(" ", 1) for line in "".join(prometheus(unroll(handmade.apart()))).splitlines())
+    values = dict(line.rsplit(" ", 1) for line in "".join(prometheus(unroll(handmade.disaggregated()))).splitlines())
     labels = [f'engine="{engine}",model_name="Qwen/Qwen3-32B"' for engine in (0, 1)]
 
     def counts(name: str) -> list[float]:
@@ -110,7 +110,7 @@ BUCKETS = {
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_buckets_are_those_of_vllm(name: str) -> None:
-    text = "".join(prometheus(unroll(handmade.apart())))
+    text = "".join(prometheus(unroll(handmade.disaggregated())))
     edges = re.findall(rf'^vllm:{name}_bucket{{le="([^"]*)",engine="1"', text, re.MULTILINE)
     assert [float(edge) for edge in edges] == [*map(float, BUCKETS[name].split()), np.inf]
 

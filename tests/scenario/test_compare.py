@@ -174,13 +174,14 @@ def test_a_difference_on_measured_servers_is_the_variant_with_other_steps() -> N
     found = compare(BASE, {"wide": {"tensor_parallel_size": 2}}, seeds=2)
     wide = found.variants[1]
     assert wide.ends is not None
-    assert wide.ends.apart.differ == ("layout",)
-    deployment, factors = vary(BASE, wide.words).deployment(), wide.ends.apart.factors("steps")
+    assert wide.ends.divergence.differ == ("layout",)
+    deployment, factors = vary(BASE, wide.words).deployment(), wide.ends.divergence.factors("steps")
     for factor, end in zip(factors, wide.ends.differences["tpot.mean"], strict=True):
         tables = [table.scaled(factor) for table in batch_times(deployment, "auto")]
         run = summary_json(summary(simulate(deployment, BASE.load.workload(0), 0, tables=tables)))
-        moved = run["tpot"]["mean"] - wide.documents[0]["tpot"]["mean"]
-        assert end == pytest.approx(wide.differences["tpot.mean"].mean + moved)
+        before, after = wide.documents[0]["tpot"]["mean"], run["tpot"]["mean"]
+        down = wide.intervals["tpot.mean"].mean * (after / before - 1)
+        assert end == pytest.approx(wide.differences["tpot.mean"].mean + (down if after < before else after - before))
     assert wide.ends.differences["cost_per_hour"][0] == pytest.approx(wide.differences["cost_per_hour"].mean)
     span = found.span(wide, "tpot.mean")
     assert span is not None
@@ -200,9 +201,9 @@ def test_the_nearer_two_batches_are_the_surer_is_their_difference() -> None:
     assert near is not None
     assert far is not None
     assert sync is not None
-    assert (near.apart.octaves or 0.0) < 0.1 < (far.apart.octaves or 0.0)
-    assert near.apart.factors("steps")[1] < 1.05 < far.apart.factors("steps")[1]
-    assert sync.apart.octaves == 1.0  # the same batches, but other steps
+    assert (near.divergence.octaves or 0.0) < 0.1 < (far.divergence.octaves or 0.0)
+    assert near.divergence.factors("steps")[1] < 1.05 < far.divergence.factors("steps")[1]
+    assert sync.divergence.octaves == 1.0  # the same batches, but other steps
     unchanged = compare(BASE, {"same": BASE, "far": words["far"]}, seeds=1, bands=False).variants
     assert [variant.ends for variant in unchanged] == [None] * 3
     assert compare(BASE, {"same": BASE}, seeds=1).variants[1].ends is None  # nothing differs

@@ -10,11 +10,11 @@ from core.pools_cases import equal_requests, tandem
 from equality import RELAXED, cases, demand_of, fleet_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 from oracle.mixed_pools import run_policies
 
 import windtunnel as wt
-from windtunnel.core.apart.handover import Crossing
+from windtunnel.core.disaggregation.handover import Crossing
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
@@ -200,7 +200,7 @@ def test_nothing_is_lost_apart(seed: int, router: Any, failures: Any, on_failure
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing, "FORMULAS", tuple(map(noted, routing.FORMULAS)))
-        found = run_apart(fleet, demand, (both, both), rng.random((2, n)), crossing)
+        found = run_disaggregated(fleet, demand, (both, both), rng.random((2, n)), crossing)
     over = found.requests["state"] == GONE
     over[found.lost] = True
     assert over.all()

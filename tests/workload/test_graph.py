@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import Workload, load_trace, repeat, save, with_recorded_answers
+from windtunnel.workload import Workload, json_traces, load_trace, repeat, save, with_recorded_answers
 from windtunnel.workload.texts import of_hashes, tree
 
 FORK: dict[str, Any] = {
@@ -74,11 +75,12 @@ def test_what_is_usual_is_left_out() -> None:
     assert said.equals(plain)
 
 
-@pytest.mark.parametrize("name", ["load.jsonl", "load.parquet"])
-def test_files_keep_it(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "large"), [("load.jsonl", 2**20), ("load.jsonl", 0), ("load.parquet", 0)])
+def test_files_keep_it(tmp_path: Path, name: str, large: int) -> None:
     workload = Workload.from_columns(**FORK, lanes=3)
     save(workload, tmp_path / name)
-    assert load_trace(tmp_path / name).equals(workload)
+    with patch.object(json_traces, "LARGE", large):
+        assert load_trace(tmp_path / name).equals(workload)
 
 
 def test_a_row_of_the_clock_that_begins_with_an_answer_keeps_its_place_in_the_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -13,17 +14,19 @@ import pytest
 from hypothesis import given, settings
 
 from windtunnel.errors import InputError
-from windtunnel.workload import AllAtOnce, Constant, Workload, load_trace, save
+from windtunnel.workload import AllAtOnce, Constant, Workload, json_traces, load_trace, save
 from workload.random_workloads import workloads
 
 KINDS = ("jsonl", "parquet")
+LINES = pytest.mark.parametrize("large", [2**20, 0], ids=["objects", "columns"])
+"""From how many bytes on lines are read as columns."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "large"), [("jsonl", 2**20), ("jsonl", 0), ("parquet", 2**20)])
 @settings(max_examples=60, deadline=None)
 @given(workload=workloads())
-def test_what_is_saved_is_read_back_bit_for_bit(kind: str, workload: Workload) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+def test_what_is_saved_is_read_back_bit_for_bit(kind: str, large: int, workload: Workload) -> None:
+    with tempfile.TemporaryDirectory() as folder, patch.object(json_traces, "LARGE", large):
         path = Path(folder) / f"w.{kind}"
         save(workload, path)
         found = load_trace(path)
@@ -46,20 +49,62 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
     assert workload.name == "w"
 
 
-def test_defaults_may_be_left_out_row_by_row(tmp_path: Path) -> None:
-    workload = load_trace(
-        written(
-            tmp_path,
-            {"schema_version": 1, "hash_block_size": 2, "max_concurrency": 3, "name": "mine"},
-            {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4, "max_tokens": 9, "session": 0, "hash_ids": [1]},
-            {"prompt_tokens": 3, "output_tokens": 5, "session": 0, "think_time": 2},
-            {"arrival": 1, "prompt_tokens": 3, "output_tokens": 6, "priority": 1, "hash_ids": [1, 2]},
-        )
-    )
+@LINES
+def test_defaults_may_be_left_out_row_by_row(tmp_path: Path, large: int) -> None:
+    with patch.object(json_traces, "LARGE", large):
+        workload = load_trace(_with_defaults(tmp_path))
     assert workload.max_tokens.tolist() == [9, 6, 5]
     assert workload.priority.tolist() == [0, 1, 0]
     assert workload.follow.tolist() == [2, -1, -1]
     assert (workload.max_concurrency, workload.hash_block_size, workload.name) == (3, 2, "mine")
+
+
+def _with_defaults(folder: Path) -> Path:
+    return written(
+        folder,
+        {"schema_version": 1, "hash_block_size": 2, "max_concurrency": 3, "name": "mine"},
+        {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4, "max_tokens": 9, "session": 0, "hash_ids": [1]},
+        {"prompt_tokens": 3, "output_tokens": 5, "session": 0, "think_time": 2},
+        {"arrival": 1, "prompt_tokens": 3, "output_tokens": 6, "priority": 1, "hash_ids": [1, 2]},
+    )
+
+
+PLAIN = [
+    '{"arrival": 0, "prompt_tokens": 3, "output_tokens": 4}',
+    '{"arrival": 1.5, "prompt_tokens": 5, "output_tokens": 1}',
+]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*PLAIN, ""],
+        [PLAIN[0], "", PLAIN[1]],
+        [PLAIN[0] + PLAIN[1], "", PLAIN[1]],
+        [*PLAIN, PLAIN[0][:20], PLAIN[0][20:]],
+        [*PLAIN, '{"arrival": NaN, "prompt_tokens": 3, "output_tokens": 4}'],
+        [*PLAIN, '{"arrival": 1e999, "prompt_tokens": 3, "output_tokens": 4}'],
+        [*PLAIN, '{"arrival": 2, "arrival": 3, "prompt_tokens": 3, "output_tokens": 4}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 9007199254740993, "output_tokens": 4}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3.0, "output_tokens": 4}', '{"arrival": 2}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3, "output_tokens": 4, "begins": 1}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3, "output_tokens": 4, "begins": [0, 3]}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3, "output_tokens": 4, "begins": [3, 3]}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3, "output_tokens": 4, "after": [0], "session": 2}'],
+        [*PLAIN, '{"arrival": 2, "prompt_tokens": 3, "output_tokens": 4, "priority": "2"}'],
+        ["\ufeff" + PLAIN[0], PLAIN[1]],
+    ],
+)
+def test_columns_say_what_objects_say(tmp_path: Path, lines: list[str]) -> None:
+    path, found = tmp_path / "w.jsonl", []
+    path.write_text("\n".join(lines), encoding="utf-8")
+    for large in (2**20, 0):
+        with patch.object(json_traces, "LARGE", large):
+            try:
+                found.append(load_trace(path).digest)
+            except InputError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
 
 
 def test_a_file_without_times_needs_arrivals(tmp_path: Path) -> None:
@@ -102,8 +147,9 @@ GOOD = {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4}
         ([{"schema_version": 1, "name": 3}, GOOD], "name=3: must be text"),
     ],
 )
-def test_bad_rows_are_named(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+@LINES
+def test_bad_rows_are_named(tmp_path: Path, rows: list[dict[str, Any]], message: str, large: int) -> None:
+    with patch.object(json_traces, "LARGE", large), pytest.raises(InputError, match=message) as caught:
         load_trace(written(tmp_path, *rows))
     assert "\n" not in str(caught.value)
 

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import AllAtOnce, Constant, Poisson, load_trace
+from windtunnel.workload import AllAtOnce, Constant, Poisson, json_traces, load_trace
 from windtunnel.workload.csv_traces import wall_clock
 from windtunnel.workload.json_traces import shorten
 from windtunnel.workload.synthetic import stream
@@ -436,6 +438,36 @@ def test_blocks_tell_mooncake_from_timed_traces_only_if_all_do(tmp_path: Path) -
     assert (seconds.arrival.tolist(), seconds.hash_block_size) == ([0, 1000], 16)
     with pytest.raises(InputError, match="may be ms"):
         load_trace(write(tmp_path, timed([both, {**more, "hash_ids": [0, 1, 2]}]), "x.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([(3000, 600, [0, 1]), (4500.5, 16, [0])], None),
+        ([(3000, 600, [0, 1]), (4500, 16, [0])], "timed_trace"),
+        ([(3000, 600, [0, 1, 2]), (4500, 16, [0])], None),
+        ([(3000, 600, None), (4500, 16, [0])], "mooncake"),
+        ([(3000, 600, None), (4500, 16, None)], "mooncake"),
+        ([(3000, 600.5, None), (4500, 16, None)], "mooncake"),
+        ([(-3, 600, [2]), (4500, 16, [2])], "mooncake"),
+        ([(3000, 600, [1.5]), (4500, 16, [2])], "mooncake"),
+    ],
+)
+def test_timed_columns_say_what_objects_say(tmp_path: Path, rows: list[tuple[Any, ...]], kind: str | None) -> None:
+    lines = [
+        {"timestamp": time, "input_length": prompt, "output_length": 1, "kind": "x"}
+        | ({"hash_ids": ids} if ids else {})
+        for time, prompt, ids in rows
+    ]
+    path, found = write(tmp_path, timed(lines), "m.jsonl"), []
+    for large in (2**20, 0):
+        with patch.object(json_traces, "LARGE", large):
+            try:
+                workload = load_trace(path, kind)
+                found.append((workload.digest, workload.notes))
+            except InputError as error:
+                found.append((str(error), ()))
+    assert found[0] == found[1]
 
 
 RAG = [

@@ -49,8 +49,11 @@ def test_repeating_keeps_the_rate_and_makes_new_content() -> None:
     released = ~np.isnan(twice.arrival)
     assert twice.arrival[released].tolist() == [1, 2, 9, 13, 14, 21]
     assert twice.session.tolist() == [3, -1, 0, 7, -1, 4, 3, 7]
-    assert twice.hash_ids is not None
-    assert twice.hash_ids[1].tolist() == [4, 5, 4, 6, 7, 6, 4, 5, 6, 7]
+    assert twice.begins is not None
+    assert [part.tolist() for part in twice.begins] == [
+        [-1, 0, -1, -1, 3, -1, 0, 3],
+        [0, 4, 0, 0, 4, 0, 8, 8],
+    ]
 
 
 @given(workloads(), st.integers(1, 4))
@@ -60,8 +63,9 @@ def test_repeating_multiplies_everything(workload: Workload, times: int) -> None
     assert longer.prompt_tokens.sum() == times * workload.prompt_tokens.sum()
     assert longer.spec()["sessions"] == times * workload.spec()["sessions"]
     assert (longer.follow >= 0).sum() == times * (workload.follow >= 0).sum()
-    if workload.hash_ids is not None and longer.hash_ids is not None:
-        assert len(longer.hash_ids[1]) == times * len(workload.hash_ids[1])
+    if workload.texts is not None:
+        assert longer.texts is not None
+        assert longer.texts[1].sum() == times * workload.texts[1].sum()
     assert repeat(workload, 1).equals(workload)
 
 
@@ -134,29 +138,19 @@ def test_copies_of_what_comes_at_once_come_at_once() -> None:
 
 
 def test_numbers_too_large_to_go_on_are_given_anew() -> None:
-    """Ids of 2^62 and 2^62 + 9: a third copy would end beyond 2^63 only if the span were that large."""
+    """Sessions 2^62 and 2^62 + 9: a third copy would end beyond 2^63 only if the span were that large."""
     large = 2**62
-    near = Workload.from_columns(
-        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[large], [large + 9]], hash_block_size=4
-    )
-    found = repeat(near, 3).hash_ids
-    assert found is not None
-    assert (found[1] - large).tolist() == [0, 9, 10, 19, 20, 29]
-    far = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[-large], [large]], hash_block_size=4)
-    found = repeat(far, 2).hash_ids
-    assert found is not None
-    assert found[1].tolist() == [0, 1, 2, 3]
-    assert found[0].tolist() == [0, 1, 2, 3, 4]
+    near = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[large, large + 9])
+    assert (repeat(near, 3).session - large).tolist() == [0, 9, 10, 19, 20, 29]
+    far = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[0, 2 * large - 2])
+    assert repeat(far, 3).session.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("last", "renumbered"), [(2**63 - 1 - 2, False), (2**63 - 1 - 1, True)])
 def test_the_largest_number_is_reached_and_not_passed(last: int, renumbered: bool) -> None:
-    load = Workload.from_columns(
-        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[last - 1], [last]], hash_block_size=4
-    )
-    found = repeat(load, 2).hash_ids
-    assert found is not None
-    assert found[1].tolist() == ([0, 1, 2, 3] if renumbered else [last - 1, last, last + 1, last + 2])
+    load = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[last - 1, last])
+    found = repeat(load, 2).session.tolist()
+    assert found == ([0, 1, 2, 3] if renumbered else [last - 1, last, last + 1, last + 2])
 
 
 def test_a_head_as_long_as_the_load_is_the_load() -> None:

@@ -135,7 +135,7 @@ def _handovers() -> list[Row]:
             "handover": name,
             "transfer": found.transfer,
             "first token": found.first_token,
-            "memory for": found.staging,
+            "memory for": found.reservation,
             "asked": found.gate,
             "lease (s)": found.lease,
         }

@@ -168,10 +168,10 @@ def _progress(seconds: float, value: float, bound: float) -> None:
 
 def _show(certificates: "list[Certificate]", problem: "Problem") -> None:
     """The certificates in a few lines, without the schedule."""
-    from windtunnel.cli.terminal import facts_grid, number, share, show
+    from windtunnel.cli.terminal import facts_grid, number, share, show, wrapped
 
     *before, found = certificates
-    limits, unit = problem.limits, "" if found.objective.goodput else " s"
+    limits, unit = problem.limits, _unit(found)
     evictions = sum(len(batch.evicted) for batch in found.schedule.batches)
     proofs = {
         "optimal": "optimal",
@@ -195,4 +195,23 @@ def _show(certificates: "list[Certificate]", problem: "Problem") -> None:
             f"{number(found.linear, 6)}{unit} for it: {share(1 - found.linear / found.value)} less",
         ),
     ]
-    show(f"{len(problem):,} requests", facts_grid(facts), *(f"note: {note}" for note in found.notes))
+    notes = (f"note: {note}" for note in found.notes)
+    show(wrapped(_verdict(found, len(problem))), facts_grid(facts), *notes)
+
+
+def _unit(found: "Certificate") -> str:
+    return "" if found.objective.goodput else " s"
+
+
+def _verdict(found: "Certificate", requests: int) -> str:
+    """How good the schedule is, and how far from the best that there can be."""
+    from windtunnel.cli.terminal import number, share
+    from windtunnel.optimum.certificate import ANY
+
+    among = "" if found.kind == ANY else f" among {found.kind}"
+    value = f"{number(found.value)}{_unit(found)}"
+    best = f"The best schedule found for {requests:,} requests has a {found.objective} of {value}"
+    if found.proof == "optimal":
+        return f"{best}: the best possible{among}."
+    limit = f"{'above' if found.objective.goodput else 'below'} {number(found.bound)}{_unit(found)}"
+    return f"{best}, within {share(found.gap)} of the best possible{among}: none is {limit}."

@@ -99,7 +99,7 @@ def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
     ``version``: before; what was searched for then counts no longer."""
     first, count = int(lane["front"][0]), int(lane["queued"][0])
     items: Any = cache.items[first : first + count + 1]
-    items[:] = np.zeros(1, dtype=items.dtype)
+    items.view(np.uint8)[:] = 0
     items["next"] = np.arange(first + 1, first + count + 2)
     items["key"][0], items["count"][0], items["next"][0], items["previous"][0] = NO_KEY, count, NONE, NONE
     items["next"][count] = NONE

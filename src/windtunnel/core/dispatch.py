@@ -1,20 +1,20 @@
-"""Schedulers: the type of ``State.own`` decides, when a loop is compiled, whose rules it follows.
+"""Schedulers: the type of ``State.extra`` decides, when a loop is compiled, whose rules it follows.
 
 So each scheduler's loop holds its own code alone, and costs nothing when another one grows. Where the pools of a
-deployment have unlike schedulers, ``own`` is the tuple of what each of them keeps, and a pool's ``scheduler`` says
-which is its own: the loop then holds the code of these, and each sees the State as if it were alone. A scheduler is a
-module of ``core.schedulers`` with
+deployment have unlike schedulers, ``extra`` is the tuple of what each of them keeps, and a pool's ``scheduler`` says
+which of them is its own: the loop then holds the code of these, and each sees the State as if it were alone. A
+scheduler is a module of ``core.schedulers`` with
 
 - ``POOL_FIELDS``, ``LANE_FIELDS``, ``REQUEST_FIELDS``: what it appends to the records,
-- ``Own``: a named tuple of what else it reads and writes, and ``arrays(fleet, demand, pools, lanes, requests)``, which
-  makes it before a run and fills in the fields,
+- ``Extra``: a named tuple of what else it reads and writes, and ``arrays(fleet, demand, pools, lanes, requests)``,
+  which makes it before a run and fills in the fields,
 - the compiled functions below.
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
-``room(state, pool, group)``, compiled, and ``with_more_room(own)``; where requests sit behind ``lane.top``, ``seated``;
-where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong after the run.
-``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step. ``let_go``,
-``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
+``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
+``seated``; where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong
+after the run. ``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step.
+``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
 
 import sys
@@ -95,7 +95,7 @@ def seats_of_stages(policies: tuple[Any, ...]) -> bool:
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Any:
-    """Fill in the schedulers' fields, and make ``State.own``.
+    """Fill in the schedulers' fields, and make ``State.extra``.
 
     Where there are several, each makes its arrays as if all pools were its own, so that lanes keep their numbers, and
     no blocks stood in those of the others.
@@ -107,14 +107,14 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if len(modules) == 1:
         return modules[0].arrays(fleet, demand, pools, lanes, requests)
     kind_of_lane = np.repeat(kinds, np.multiply(fleet.replicas, fleet.lanes))
-    own = []
+    extra = []
     for k, module in enumerate(modules):
         some_pools, some_lanes = pools.copy(), lanes.copy()
         some_lanes["free"][kind_of_lane != k] = 0
-        own.append(module.arrays(_as_if_all(fleet, kinds == k), demand, some_pools, some_lanes, requests))
+        extra.append(module.arrays(_as_if_all(fleet, kinds == k), demand, some_pools, some_lanes, requests))
         pools[kinds == k], lanes[kind_of_lane == k] = some_pools[kinds == k], some_lanes[kind_of_lane == k]
     pools["scheduler"] = kinds
-    return tuple(own)
+    return tuple(extra)
 
 
 def _as_if_all(fleet: Any, mine: NDArray[np.bool_]) -> Any:
@@ -125,45 +125,45 @@ def _as_if_all(fleet: Any, mine: NDArray[np.bool_]) -> Any:
     return replace(fleet, lockstep=tuple(np.logical_and(fleet.lockstep, mine)), **columns)
 
 
-def module_of(own: Any) -> ModuleType:
+def module_of(extra: Any) -> ModuleType:
     """The scheduler that these arrays are of."""
-    return sys.modules[type(own).__module__]
+    return sys.modules[type(extra).__module__]
 
 
-def several(own: Any) -> bool:
-    """Whether ``State.own`` is of several schedulers."""
-    return type(own) is tuple
+def several(extra: Any) -> bool:
+    """Whether ``State.extra`` is of several schedulers."""
+    return type(extra) is tuple
 
 
-def with_more_room(own: Any) -> Any:
+def with_more_room(extra: Any) -> Any:
     """Twice as much room in what the schedulers keep."""
-    if several(own):
-        return tuple(map(with_more_room, own))
-    module = module_of(own)
-    return module.with_more_room(own) if hasattr(module, "with_more_room") else own
+    if several(extra):
+        return tuple(map(with_more_room, extra))
+    module = module_of(extra)
+    return module.with_more_room(extra) if hasattr(module, "with_more_room") else extra
 
 
 def check(state: State, rules: tuple[str, ...] = ("check", "check_end")) -> None:
     """Raise InputError if an engine died on the way; ``rules``: of the scheduler, the latter after a run."""
-    for k, own in enumerate(state.own if several(state.own) else (state.own,)):
-        pools = attributes(state.pools[state.pools["scheduler"] == k]) if several(state.own) else state.pools
+    for k, extra in enumerate(state.extra if several(state.extra) else (state.extra,)):
+        pools = attributes(state.pools[state.pools["scheduler"] == k]) if several(state.extra) else state.pools
         for rule in rules:
-            if hasattr(module_of(own), rule):
-                getattr(module_of(own), rule)(state._replace(own=own, pools=pools))
+            if hasattr(module_of(extra), rule):
+                getattr(module_of(extra), rule)(state._replace(extra=extra, pools=pools))
 
 
 def renew(state: State, r: int) -> None:
     """Another request than before stands in row ``r``."""
-    for own in state.own if several(state.own) else (state.own,):
-        if hasattr(module_of(own), "renew"):
-            module_of(own).renew(own, r)
+    for extra in state.extra if several(state.extra) else (state.extra,):
+        if hasattr(module_of(extra), "renew"):
+            module_of(extra).renew(extra, r)
 
 
 def seen_by(state: State, pool: Pool) -> tuple[ModuleType, State]:
     """The pool's scheduler, and the state as if it were alone."""
-    if several(state.own):
-        state = state._replace(own=state.own[pool.scheduler])
-    return module_of(state.own), state
+    if several(state.extra):
+        state = state._replace(extra=state.extra[pool.scheduler])
+    return module_of(state.extra), state
 
 
 # What a loop calls.
@@ -340,20 +340,20 @@ def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001
 
 
 @part
-def _with(state: Any, own: Any) -> Any:
-    """The state with these arrays alone as ``own``, its last field."""
-    return State(*state[:-1], own)  # type: ignore[call-arg]
+def _with(state: Any, extra: Any) -> Any:
+    """The state with these arrays alone as ``extra``, its last field."""
+    return State(*state[:-1], extra)  # type: ignore[call-arg]
 
 
 def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None) -> Callable[..., Any]:
     """The rule of the k-th scheduler for its pools, and for the rest that of the others, if there are any."""
 
     def alone(state: Any, pool: Any, *rest: Any) -> Any:
-        return rule(_with(state, state.own[k]), pool, *rest)
+        return rule(_with(state, state.extra[k]), pool, *rest)
 
     def chosen(state: Any, pool: Any, *rest: Any) -> Any:
         if pool.scheduler == k:
-            return rule(_with(state, state.own[k]), pool, *rest)
+            return rule(_with(state, state.extra[k]), pool, *rest)
         return others(state, pool, *rest)  # type: ignore[misc]
 
     return chosen if others else alone
@@ -362,18 +362,18 @@ def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None)
 def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = None) -> None:
     """Let compiled code call ``function``: it becomes that of the scheduler, by the compiler's type of a State."""
 
-    def rule_of(own: Any) -> Any:
-        return getattr(sys.modules[own.instance_class.__module__], function.__name__, absent)
+    def rule_of(extra: Any) -> Any:
+        return getattr(sys.modules[extra.instance_class.__module__], function.__name__, absent)
 
     def chosen(state: Any, *_: Any) -> Any:
-        own = state.types[state.fields.index("own")]
-        if isinstance(own, types.BaseNamedTuple):
-            rule = rule_of(own)
+        extra = state.types[state.fields.index("extra")]
+        if isinstance(extra, types.BaseNamedTuple):
+            rule = rule_of(extra)
             return getattr(rule, "py_func", rule)
         others = None
-        for k in range(len(own) - 1, 0, -1):
-            others = part(_one_of(k, rule_of(own[k]), others))
-        return _one_of(0, rule_of(own[0]), others)
+        for k in range(len(extra) - 1, 0, -1):
+            others = part(_one_of(k, rule_of(extra[k]), others))
+        return _one_of(0, rule_of(extra[0]), others)
 
     options: Any = INNER | {"forceinline": True}
     overload(function, jit_options=options, strict=False)(chosen)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.order import Order, order_of
 from windtunnel.core.batch_time import flatten
 from windtunnel.core.clients import first_of_sessions, play_of, waits_of
+from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
@@ -88,7 +88,7 @@ class Fleet:
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
     roles: tuple[str, ...] = ()
-    """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.apart.handover``."""
+    """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.disaggregation.handover``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +171,8 @@ class Record:
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once.
 
-    Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go, ``core.apart`` prefill
-    and decode pools.
+    Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go,
+    ``core.disaggregation`` prefill and decode pools.
     """
     _require_plain(fleet)
     state = new_state(fleet, demand, uniforms, router)
@@ -253,7 +253,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
-    own = arrays(fleet, demand, pools, lanes, requests)
+    extra = arrays(fleet, demand, pools, lanes, requests)
     counters = np.zeros(NUM_COUNTERS, dtype=np.int64)
     counters[ROUTE_HOOK] = address("route_score", fleet)
     counters[[CHOSEN, GATE_HEAD, GATE_TAIL]] = NONE
@@ -268,9 +268,9 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     )
     return State(
         there=np.arange(len(replicas) - 1, dtype=np.int64),
-        routing=between_caches(routing_arrays(fleet, demand, router), own),
-        stores=stores_in(own),
-        own=own,
+        routing=between_caches(routing_arrays(fleet, demand, router), extra),
+        stores=stores_in(extra),
+        extra=extra,
         pools=attributes(pools),
         groups=attributes(groups),
         lanes=attributes(lanes),
@@ -347,7 +347,7 @@ def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
 
 def with_room(state: State) -> State:
     """Twice as much room in the log, and in what the schedulers keep."""
-    grown: dict[str, Any] = {"own": with_more_room(state.own)}
+    grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))

@@ -184,12 +184,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _subject(function: Callable[..., Any], signature: Any) -> str:
-    """What a user knows of an entry: the scheduler that its first argument, a State, belongs to; or its name."""
+    """What a user knows of an entry: the scheduler that its first argument, a State, belongs to; or the package of
+    the entry."""
     state = signature[0]
-    if "own" not in getattr(state, "fields", ()):
-        return function.__name__
-    own = state.types[state.fields.index("own")]
-    kinds: Any = [own] if isinstance(own, types.BaseNamedTuple) else own.types
+    if "extra" not in getattr(state, "fields", ()):
+        ours, _, rest = function.__module__.partition("windtunnel.")
+        return function.__name__ if ours or not rest else f"windtunnel.{rest.split('.')[0]}"
+    extra = state.types[state.fields.index("extra")]
+    kinds: Any = [extra] if isinstance(extra, types.BaseNamedTuple) else extra.types
     names = list(dict.fromkeys(kind.instance_class.__module__.rsplit(".", 1)[-1] for kind in kinds))
     return f"the scheduler{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.apart import passage
-from windtunnel.core.apart.link import (
+from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
+from windtunnel.core.compiled import entry, part
+from windtunnel.core.disaggregation import passage
+from windtunnel.core.disaggregation.link import (
     BEGUN,
     BROKEN,
     CLIENT,
@@ -26,10 +28,8 @@ from windtunnel.core.apart.link import (
     TIME_OUT,
     TRANSFER_END,
 )
-from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
-from windtunnel.core.apart.staging import any_stirs
-from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
-from windtunnel.core.compiled import entry, part
+from windtunnel.core.disaggregation.order import Order, is_behind, others, place, rouse
+from windtunnel.core.disaggregation.reservation import any_stirs
 from windtunnel.core.dispatch import enqueue, room, step, update_bound
 from windtunnel.core.live.tokens import has_room, note_step, skip
 from windtunnel.core.log import begin_hold, forget_holds, log_has_room

@@ -211,7 +211,7 @@ def last_token_of(pool: Pool, lane: Lane, pipe: Pipe | None, ends: int) -> float
 @part
 def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:
     """See ``core.dispatch``: a decode gets one with each of its turns."""
-    lane, seats, pipe = state.lanes[i], state.seats[i], state.own.pipe
+    lane, seats, pipe = state.lanes[i], state.seats[i], state.extra.pipe
     r, ends, left = int(seats[WHO, seat]), seats[ENDS, seat], 0
     if ends >= EMPTY:
         return r, 0
@@ -223,7 +223,7 @@ def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]
 @part
 def latest_end(state: State, pool: Pool, group: Group) -> float:
     """See ``core.dispatch``."""
-    return end_of_step(pool, group, state.lanes[group.first_lane], state.own.pipe)
+    return end_of_step(pool, group, state.lanes[group.first_lane], state.extra.pipe)
 
 
 @part

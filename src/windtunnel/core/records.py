@@ -44,7 +44,7 @@ def _integers(*names: str) -> Fields:
 POOL: Fields = [
     *_integers("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"),
     *_integers("async_scheduling"),
-    *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.apart alone
+    *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.disaggregation alone
     # first entry of each table in the flat array of floats
     *_integers("decode_tokens", "mixed_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention"),
     *_integers("mixed_attention", "prefill_attention", "expert_tokens", "shortest_step"),
@@ -109,7 +109,7 @@ LANE: Fields = [
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
         "seen_running",
-        # requests that come from other lanes (core.apart)
+        # requests that come from other lanes (core.disaggregation)
         "watches",  # equal steps end at ``until`` in any case
         "coming",  # requests that wait for memory here, are on their way, or wait for a seat
         "staged",  # those of them that have memory
@@ -139,7 +139,7 @@ REQUEST: Fields = [
     ),
     ("state", np.int8),
     ("overruns", np.int8),  # stops before its declared limit: scheduled once too often
-    ("holds", np.int8),  # its blocks stay when it leaves, until another lane has what is in them (core.apart)
+    ("holds", np.int8),  # its blocks stay when it leaves, until another lane has what is in them (core.disaggregation)
 ]
 
 ROW: Fields = [
@@ -281,5 +281,5 @@ class State(NamedTuple):
     """core.routing.Routing, or None where the router keeps nothing."""
     stores: Any
     """core.stores.chunks.Stores, or None where there are no KV stores."""
-    own: Any
+    extra: Any
     """Named tuple of what only this scheduler reads and writes; its type says which scheduler it is."""

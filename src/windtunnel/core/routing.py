@@ -135,11 +135,11 @@ def sends_kv(fleet: Any, demand: Any) -> bool:
     return True
 
 
-def between_caches(known: Routing | None, own: Any) -> Routing | None:
+def between_caches(known: Routing | None, extra: Any) -> Routing | None:
     """With the cache of the replicas' own blocks among what schedulers keep, where KV is sent there."""
     if known is None or known.sends is None:
         return known
-    caches = [getattr(each, "cache", None) for each in (own if type(own) is tuple else (own,))]
+    caches = [getattr(each, "cache", None) for each in (extra if type(extra) is tuple else (extra,))]
     return known._replace(sends=next(cache for cache in caches if isinstance(cache, blocks.Cache)))
 
 

@@ -9,7 +9,7 @@ from windtunnel.errors import InputError, require_not_negative, require_words, u
 Transfer = Literal["none", "pull", "push", "chunked", "layerwise"]
 FirstToken = Literal["prefill", "relayed", "decode"]
 Gate = Literal["after_prefill", "before_prefill"]
-Staging = Literal["memory", "seats", "seats_and_few"]
+Reservation = Literal["memory", "seats", "seats_and_few"]
 OnExpiry = Literal["wait", "fail", "recompute"]
 
 
@@ -33,7 +33,7 @@ class Handover:
     """When the decode replica is asked for memory; ``before_prefill``: the prompt waits for it."""
     reserved_decode_tokens: int = 0
     """Tokens that the decode replica keeps free for each request that it has, before it takes another one."""
-    staging: Staging = "memory"
+    reservation: Reservation = "memory"
     """How many requests may have memory on the decode replica: any number, as long as one more may run (``memory``); as
     many as may run at once (``seats``); or, where at most 32 may, two more for each (``seats_and_few``)."""
     max_local_prefill_length: int = 0
@@ -101,10 +101,10 @@ HANDOVERS: dict[str, Handover] = {
         "relayed",
         gate="before_prefill",
         reserved_decode_tokens=512,
-        staging="seats_and_few",
+        reservation="seats_and_few",
         timeout=300.0,
     ),
-    "trtllm-1.0": Handover("pull", "relayed", staging="seats", timeout=60.0),
+    "trtllm-1.0": Handover("pull", "relayed", reservation="seats", timeout=60.0),
     "distserve": Handover("pull", "prefill"),
     "simdistserve": Handover(),
 }

@@ -21,7 +21,7 @@ from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
 ROLES = ("mixed", "prefill", "decode")
-"""A pool computes whole requests, or their prompts up to the first token, or what follows; see ``core.apart``."""
+"""A pool computes whole requests, their prompts up to the first token, or what follows; see ``core.disaggregation``."""
 MOST_REPLICAS = 4096
 """Each has its own tables for the requests that run."""
 
@@ -227,7 +227,7 @@ class Deployment:
 
     def failures(self, fault: Faults, seed: int) -> list[Failure]:
         """What fails when, in order. Raises InputError for what is not there."""
-        if fault.part == "link" and (not self.apart or self.handover.transfer == "none"):
+        if fault.part == "link" and (not self.disaggregated or self.handover.transfer == "none"):
             raise InputError("fail: part='link': nothing goes over one here: leave it out, or name a transfer")
         if fault.part == "link" and not fault.pool:
             return fault.failures(0, seed)
@@ -236,7 +236,7 @@ class Deployment:
         return fault.failures(pool.replicas, seed, sum(one.replicas for one in self.pools[:place]))
 
     @property
-    def apart(self) -> bool:
+    def disaggregated(self) -> bool:
         """Prompts are computed in other pools than what follows."""
         return any(pool.role != "mixed" for pool in self.pools)
 
@@ -258,10 +258,10 @@ class Deployment:
     def spec(self) -> dict[str, Any]:
         """The deployment for JSON."""
         found = {"router": self.router, "pools": [pool.spec() for pool in self.pools]}
-        if not self.apart:
+        if not self.disaggregated:
             return found
-        apart = {"decode_router": self.decode_router or self.router, "link": self.link.spec()}
-        return found | apart | {"handover": self.handover.spec()}
+        disaggregated = {"decode_router": self.decode_router or self.router, "link": self.link.spec()}
+        return found | disaggregated | {"handover": self.handover.spec()}
 
 
 def network(pools: Sequence[Pool]) -> Link:

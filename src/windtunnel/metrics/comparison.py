@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.metrics.ends import End
 from windtunnel.metrics.evidence import Factors
-from windtunnel.metrics.pairs import Apart
+from windtunnel.metrics.pairs import Divergence
 from windtunnel.metrics.requests import Verdict
 from windtunnel.metrics.summary import Summary, clean, summary_json
 from windtunnel.metrics.timeline import Timeline
@@ -84,27 +84,42 @@ class Ends:
     both, under a load that comes f times as slowly, are the same runs in slow motion.
     """
 
-    apart: Apart
+    divergence: Divergence
     differences: Mapping[str, Factors]
     """By dotted name: the least and the most; infinite where the variant is overloaded at an end."""
 
 
-def ends_of(variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Sequence[End], apart: Apart) -> Ends:
-    """The ends of a variant's differences: their means over the seeds, moved by as much as the first seed's run.
+def ends_of(
+    values: Mapping[str, Interval],
+    differences: Mapping[str, Interval],
+    first: Mapping[str, Any],
+    ends: Sequence[End],
+    divergence: Divergence,
+) -> Ends:
+    """The ends of a variant's differences: their means over the seeds, moved as the first seed's run moves.
+
+    Up by as much, and down in the same proportion: the runs of other seeds may be much shorter than the first one's,
+    and no time is below 0.
 
     Args:
-        variant: the differences.
+        values: the variant's means over the seeds, by name.
+        differences: those minus the baseline's.
         first: what ``summary_json`` says of the variant's first run.
-        ends: the same run with the factors of ``apart`` on its steps.
-        apart: what measured servers leave open.
+        ends: the same run with the factors of ``divergence`` on its steps.
+        divergence: what measured servers leave open.
     """
     own, others = _scalars(first), [_scalars(end.with_infinities()) for end in ends]
     found = {}
-    for name, interval in variant.items():
-        moved = [0.0, *(other[name] - own[name] for other in others if name in other)]
-        known = [value for value in moved if not math.isnan(value)]
-        found[name] = (interval.mean + min(known), interval.mean + max(known))
-    return Ends(apart, found)
+    for name, difference in differences.items():
+        moved = [0.0, *(_moved(values[name].mean, own[name], other[name]) for other in others if name in other)]
+        known = [by for by in moved if not math.isnan(by)]
+        found[name] = (difference.mean + min(known), difference.mean + max(known))
+    return Ends(divergence, found)
+
+
+def _moved(value: float, before: float, after: float) -> float:
+    """By how much a value changes where the first seed's goes from ``before`` to ``after``."""
+    return value * (after / before - 1) if 0 <= after < before else after - before
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +229,9 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def _servers(ends: Ends) -> dict[str, Any]:
     """Of measured servers: the evidence, and [low, high] of every difference; null at an overloaded end."""
     return {
-        "evidence": ends.apart.words,
-        "pairs": ends.apart.pairs,
-        "factors": {name: list(ends.apart.factors(name)) for name in ("steps", "first_token")},
+        "evidence": ends.divergence.words,
+        "pairs": ends.divergence.pairs,
+        "factors": {name: list(ends.divergence.factors(name)) for name in ("steps", "first_token")},
         "differences": {name: list(pair) for name, pair in ends.differences.items()},
     }
 

@@ -203,12 +203,11 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
     if agreement is None or agreement.server != server:
         return found
     own = other_loads(server.engine)
-    logs = [
-        tuple(getattr(agreement, name) + log for log in own[name])
-        if _narrower(own[name], getattr(found, name))
-        else getattr(found, name)
-        for name in ("steps", "first_token")
-    ]
+    logs = [getattr(found, name) for name in ("steps", "first_token")]
+    for number, name in enumerate(("steps", "first_token")):
+        at = getattr(agreement, name)
+        if at is not None and _narrower(own[name], logs[number]):
+            logs[number] = tuple(at + log for log in own[name])
     return Doubt(logs[0], logs[1], nearest, calibrated=True)
 
 

@@ -97,10 +97,13 @@ def steady_rate(requests: Requests) -> float:
     return int(((ended > first) & (ended <= last)).sum()) / float(last - first)
 
 
-def too_short(requests: Requests) -> str | None:
-    """A sentence if the arrivals are over before a few requests have run one after the other, else None."""
+def too_short(requests: Requests, always: bool = False) -> str | None:
+    """A sentence if the arrivals are over before a few requests have run one after the other, or ``always``, else
+    None."""
     span = float(requests.arrival.max() - requests.arrival.min()) if len(requests.arrival) else 0.0
     service = requests.finish - requests.scheduled
-    if not span > 0 or not np.isfinite(service).any() or span >= SHORTEST * float(np.nanmean(service)):
+    if not span > 0 or not np.isfinite(service).any():
+        return None
+    if not always and span >= SHORTEST * float(np.nanmean(service)):
         return None
     return f"{len(requests.arrival):,} prompts arrive within {span:.2g} s, too short to judge: raise --num-prompts"

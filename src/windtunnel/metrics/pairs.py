@@ -47,7 +47,7 @@ class Twin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Apart:
+class Divergence:
     """By which factors the ratio of two measured servers differs from that of the simulated ones."""
 
     differ: tuple[str, ...]
@@ -66,12 +66,12 @@ class Apart:
     octaves: float | None = None
     """Of BATCH: how far apart the two batches are."""
 
-    def times(self, factor: float) -> "Apart":
+    def times(self, factor: float) -> "Divergence":
         """Quantiles that many times as far from the simulated ratio."""
         steps, first = (tuple(factor * log for log in logs) for logs in (self.steps, self.first_token))
         return replace(self, steps=steps, first_token=first)
 
-    def joined(self, other: "Apart") -> "Apart":
+    def joined(self, other: "Divergence") -> "Divergence":
         """What is open where two servers differ in this and, independently, in something else."""
         steps, first = (
             tuple(copysign(hypot(one, two), one) for one, two in zip(own, theirs, strict=True))
@@ -118,7 +118,7 @@ KINDS = ("engine", "version", "device", "model", "dtype", "layout")
 """What servers differ in, in the order of names."""
 
 
-Table = Mapping[tuple[tuple[str, ...], tuple[str, ...]], Apart]
+Table = Mapping[tuple[tuple[str, ...], tuple[str, ...]], Divergence]
 """By what the servers of a pair differ in, and what they have in common."""
 
 
@@ -126,7 +126,7 @@ Table = Mapping[tuple[tuple[str, ...], tuple[str, ...]], Apart]
 def measured_pairs() -> Table:
     """The pairs of the file."""
     found = [
-        Apart(
+        Divergence(
             differ=tuple(row["differ"]),
             pairs=row["pairs"],
             servers=row["servers"],
@@ -146,7 +146,7 @@ def common(one: ServerKey, other: ServerKey) -> tuple[str, ...]:
     return (one.engine, one.family) if one.family == other.family else (one.engine,)
 
 
-def known_of(differ: tuple[str, ...], of: tuple[str, ...], table: Table) -> Apart | None:
+def known_of(differ: tuple[str, ...], of: tuple[str, ...], table: Table) -> Divergence | None:
     """The quantiles of pairs that differ in this, or in least more, of the smallest group, drawn towards the larger
     ones; None where there are none."""
     wide = [pairs for (names, group), pairs in table.items() if not group and set(differ) <= set(names)]
@@ -164,13 +164,13 @@ def known_of(differ: tuple[str, ...], of: tuple[str, ...], table: Table) -> Apar
     return found
 
 
-def apart(
+def divergence(
     one: Iterable[Mapping[str, Any]],
     other: Iterable[Mapping[str, Any]],
     *,
     octaves: float = OCTAVE,
     other_lengths: bool = False,
-) -> Apart:
+) -> Divergence:
     """What is open between two deployments: that of the two pools of which least is known.
 
     Args:
@@ -186,7 +186,7 @@ def apart(
     return found[widest].joined(lengths) if other_lengths and lengths else found[widest]
 
 
-def of_two(one: Twin, other: Twin, table: Table | None = None, *, octaves: float = OCTAVE) -> Apart:
+def of_two(one: Twin, other: Twin, table: Table | None = None, *, octaves: float = OCTAVE) -> Divergence:
     """What is open between two servers.
 
     Of pairs that differ in as much, or in least more, the quantiles; where there are none, or simulations of either
@@ -202,7 +202,7 @@ def of_two(one: Twin, other: Twin, table: Table | None = None, *, octaves: float
     return known
 
 
-def _independent(differ: tuple[str, ...], one: Doubt, other: Doubt) -> Apart:
+def _independent(differ: tuple[str, ...], one: Doubt, other: Doubt) -> Divergence:
     """Quantiles of the ratio of two servers whose errors know nothing of each other."""
 
     def of_ratio(name: str) -> Logs:
@@ -213,7 +213,7 @@ def _independent(differ: tuple[str, ...], one: Doubt, other: Doubt) -> Apart:
         ]
         return tuple(middle + copysign(size, place - MIDDLE) for place, size in enumerate(sizes))
 
-    return Apart(differ, 0, 0, of_ratio("steps"), of_ratio("first_token"))
+    return Divergence(differ, 0, 0, of_ratio("steps"), of_ratio("first_token"))
 
 
 def _twin(pool: Mapping[str, Any]) -> Twin:

@@ -18,7 +18,7 @@ from windtunnel.optimum.programs.literal import Literal as LiteralProgram
 from windtunnel.optimum.programs.solver import Progress, Total, Units, cp_model, solve
 from windtunnel.optimum.programs.start import StartIndex
 from windtunnel.optimum.relaxation import mean_e2el_bound
-from windtunnel.optimum.rules import AS_BEGUN, check_rules, keeps
+from windtunnel.optimum.rules import AS_BEGUN, batches_after_first_tokens, check_rules, ends_early, keeps
 from windtunnel.optimum.schedule import SCHEMA_VERSION, Batch, Schedule, as_early_as_possible, check
 from windtunnel.optimum.search import search
 
@@ -260,6 +260,8 @@ class _Work:
         if self.cost.base <= 0:
             raise InputError("coefficients: the first, of every batch, must be > 0 for a program: use --program none")
         horizon = most_batches(self.problem, self.cost, self.objective, self.value)
+        if self.objective.first_tokens_only and not ends_early(self.objective, self.forbidden):
+            horizon += batches_after_first_tokens(self.problem, self.forbidden)
         if self._states() * horizon > MOST_STATES:
             self.notes.append(f"too many requests, tokens and batches for the program: the bound is the {self.proof}'s")
             return
@@ -276,6 +278,8 @@ class _Work:
             self.bound, self.proof, self.kind = answer.bound, "program", self._kind()
         if answer.batches is not None:
             found = as_early_as_possible(self.problem, to_the_end(self.problem, answer.batches))
+            if not self._allowed(found):
+                self.notes.append("the program's schedule breaks a rule once all is served: it is not taken")
             self._take(found, f"program {self.program}")
 
     def _states(self) -> int:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Collection, Iterator
 
 from windtunnel.errors import unknown
+from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Schedule
 
@@ -26,6 +27,19 @@ def check_rules(forbidden: Collection[str]) -> frozenset[str]:
         if word not in RULES:
             raise unknown("rule to forbid", word, RULES)
     return frozenset(forbidden)
+
+
+def ends_early(objective: Objective, forbidden: Collection[str]) -> bool:
+    """Whether a program may end with the last first token: what comes after does not count, and can always be served,
+    as long as one request may take another's memory."""
+    return objective.first_tokens_only and "evictions" not in forbidden
+
+
+def batches_after_first_tokens(problem: Problem, forbidden: Collection[str]) -> int:
+    """Batches in which the last tokens can be made without evictions, if they can: one request after the other in the
+    order in which they would end together; all at once where none may pause."""
+    left = problem.output_tokens - 1
+    return int(left.max() if "pauses" in forbidden else left.sum())
 
 
 def orders(problem: Problem, forbidden: Collection[str]) -> Iterator[tuple[int, int]]:

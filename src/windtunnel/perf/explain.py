@@ -25,7 +25,7 @@ from windtunnel.perf.tabulate.grid import (
     prefill_times,
     token_times,
 )
-from windtunnel.perf.tabulate.host import NO_HOST, cached_block, dispatch, host_of
+from windtunnel.perf.tabulate.host import cached_block, dispatch, host_tables
 from windtunnel.perf.tabulate.micro_batches import Overlap, overlap
 from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import asked_of, operators
@@ -198,12 +198,11 @@ def _rows(pool: Pool, batch: Batch, ax: Axes, times: Predictor, stage: int) -> l
     launched = sum(spent.seconds for op, spent in parts if op.phase == "tokens")
     if ax.ranks > 1:
         launched += _of_experts(pool, batch, parts, ax, times)
-    waits = 0.0 if times.perfect or times.host_seconds else _waits(pool, batch, ax, launched, halves)
+    waits = 0.0 if times.perfect or times.launches else _waits(pool, batch, ax, launched, halves)
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
-    host = NO_HOST if times.perfect else host_of(times, pool)
-    overlapped, serial = host.tables(ax.max_num_seqs)
+    overlapped, serial = host_tables(times, pool, ax.max_num_seqs)
     if overlapped[batch.sequences] > gpu:
         wait = float(overlapped[batch.sequences]) - gpu
         rows.append(_host("host_wait", "scheduling, input preparation, output", wait))

@@ -22,6 +22,7 @@ from windtunnel.perf.kernel_errors import relative_error
 from windtunnel.perf.kernel_times import MODELLED, NEVER_MEASURED, KernelTimes, from_source
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.pcie import Pcie, pcie
 
 CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
 
@@ -167,6 +168,8 @@ class Predictor:
     """Seconds between the end of a kernel and the start of the next."""
     lent: Lent | None = None
     """Where nothing is measured: another device's measurements."""
+    pcie: Pcie | None = None
+    """And where only PCIe joins the GPUs: how long collectives take over it."""
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
         """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""
@@ -176,6 +179,8 @@ class Predictor:
         if isinstance(kernel, Gemm) and kernel.beside:
             return self._beside(kernel, at, b, empty)
         found = kernel.measured(self.measured, at, b) if self.measured else None
+        if found is None and self.pcie and isinstance(kernel, Collective):
+            found = self.pcie.times(kernel, at, b)
         if found is None and self.lent:
             found = self.lent.times(kernel, at, b)
         if found is None:
@@ -204,15 +209,28 @@ class Predictor:
         """The kernel as this predictor wants to be asked for it, where it goes by the operator's name."""
         return kernel
 
-    @property
-    def host_seconds(self) -> tuple[float, float] | None:
-        """Host seconds of a step and of each request in it, where they were measured together with the kernels."""
+    def host_seconds(self, requests: Floats) -> Floats | None:  # noqa: ARG002 - the signature of every predictor's
+        """Host seconds of steps of so many requests, where they were measured together with the kernels."""
         return None
+
+    def send_seconds(self, moved: Floats, across: bool) -> Floats | None:  # noqa: ARG002 - likewise
+        """Seconds to send so many bytes to one other GPU, of the same node or ``across`` nodes, where measured."""
+        return None
+
+    @property
+    def launches(self) -> bool:
+        """Whether kernels' times hold the launches of a host that may be slower than they are."""
+        return False
 
     @property
     def origin(self) -> dict[str, str]:
         """Where the times of kernels come from that no database has, for the provenance."""
         return {"source": "roofline"}
+
+    @property
+    def trouble(self) -> str:
+        """Why its times are not to be trusted; empty if they are."""
+        return ""
 
     @property
     def perfect(self) -> bool:
@@ -248,7 +266,8 @@ def predictor(pool: Pool, source: str = "auto", corrections: Corrections = ALL) 
     missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
     if source == "measured":
         raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")
-    return Predictor(fallback, None, f"the kernel database {missing}", gap, _lent(pool, fallback, corrections))
+    found = Predictor(fallback, None, f"the kernel database {missing}", gap, _lent(pool, fallback, corrections))
+    return replace(found, pcie=pcie(pool.device, pool.engine.backend, fallback.efficiencies["gather"], corrections))
 
 
 def _of_2024(pool: Pool, found: Roofline) -> Roofline:

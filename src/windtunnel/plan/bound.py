@@ -152,7 +152,7 @@ def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[
         stretches.append(_least_stretch(found, work.refused, question))
         refused |= work.refused
     stretch = min(stretches)
-    if deployment.apart:
+    if deployment.disaggregated:
         stretch = _least_stretch(_of_both_sides(floors), refused, question)
     times = math.gcd(*(pool.replicas for pool in deployment.pools))
     return Bound(0.0 if stretch > 1 else min(rates.values()), stretch, times)

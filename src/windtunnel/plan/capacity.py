@@ -96,12 +96,8 @@ class Draws:
         if not self.rates:
             return "not found: the load is too short to fill the replicas"
         low, high = (f"{rate:.3g}" for rate in (min(self.rates), max(self.rates)))
-        mean, count = f"{self.interval.mean:.3g} requests/s", len(self.rates)
-        return (
-            f"{mean} ({low} to {high} across {count} random draws)"
-            if low != high
-            else f"{mean} in {count} random draws"
-        )
+        found = low if low == high else f"{low} to {high}"
+        return f"{found} requests/s in {len(self.rates)} random draws of the load"
 
     @property
     def interval(self) -> Interval:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from windtunnel.deployment import Deployment
 from windtunnel.metrics.bands import least_certain
 from windtunnel.metrics.evidence import Doubt
-from windtunnel.metrics.pairs import apart
+from windtunnel.metrics.pairs import divergence
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.question import Question
 
@@ -61,5 +61,5 @@ def told_apart(one: Deployment, other: Deployment) -> float:
     equal, else what ratios of two measured servers leave open."""
     if one == other:
         return 0.0
-    steps = apart(*([pool.spec() for pool in each.pools] for each in (one, other))).steps
+    steps = divergence(*([pool.spec() for pool in each.pools] for each in (one, other))).steps
     return math.expm1((steps[-1] - steps[0]) / 2)

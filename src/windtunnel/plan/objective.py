@@ -168,7 +168,7 @@ class EnergyPerToken:
         pools = candidate.deployment.pools
         idle = sum(pool.gpus * pool.device.idle_power_w for pool in pools)
         full = sum(pool.gpus * pool.device.power_w for pool in pools)
-        if candidate.deployment.apart:
+        if candidate.deployment.disaggregated:
             full = idle  # at its bound only the side that binds is known to be busy
         levels = rate_levels(question, bound.rate)
         tokens = float(question.workload.output_tokens.mean())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from windtunnel.errors import InputError
-from windtunnel.plan.apart.pool_space import PoolSpace
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import (
     AnyJob,
     AnyReport,

@@ -259,19 +259,41 @@ def load_space(path: Path, model: str | None = None, devices_file: Path | None =
     """A space from a YAML file: ``model``, one key an axis (a value or a list of values), ``constraints``.
 
     ``model`` and ``devices_file`` override the file's. Raises InputError for a file that cannot be read, an unknown
-    key (with the nearest) or a wrong value.
+    key (with the nearest) or a wrong value, and for one of several models.
     """
+    found = load_spaces(path, () if model is None else (model,), devices_file)
+    if len(found) > 1:
+        raise InputError(f"space {str(path)!r}: has {len(found)} models: say which")
+    return found[0]
+
+
+def load_spaces(path: Path, models: Sequence[str] = (), devices_file: Path | None = None) -> list[Space]:
+    """The space of each model of a file, or of those ``models``. The file's ``model`` is a name, a list of names, or a
+    mapping of names to the axes that this model has otherwise. Raises InputError as ``load_space``."""
     try:
         document = _document(path)
         limits = _constraints(document.pop("constraints", {}))
-        own_model, own_devices = document.pop("model", None), document.pop("devices_file", None)
-        name = model or own_model
-        if not name:
+        listed, own_devices = document.pop("model", None), document.pop("devices_file", None)
+        named = listed if isinstance(listed, dict) else dict.fromkeys(listed if isinstance(listed, list) else [listed])
+        own = {str(name): axes or {} for name, axes in named.items() if name}
+        if not (models or own):
             raise InputError("model is missing: add `model: NAME`")
-        axes = {axis: typed_values(axis, value) for axis, value in document.items()}
-        return Space(str(name), axes, limits, devices_file or (Path(own_devices) if own_devices else None))
+        files = devices_file or (Path(own_devices) if own_devices else None)
+        found = []
+        for name in models or own:
+            axes = document | {str(key).replace("-", "_"): value for key, value in _own_axes(name, own).items()}
+            found.append(Space(name, {axis: typed_values(axis, value) for axis, value in axes.items()}, limits, files))
+        return found
     except InputError as error:
         raise InputError(f"space {str(path)!r}: {error}") from error
+
+
+def _own_axes(model: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The axes that a file has for one model alone."""
+    axes = own.get(model, {})
+    if not isinstance(axes, dict):
+        raise InputError(f"model {model}={axes!r}: must be lines of `axis: [values]` for this model alone")
+    return axes
 
 
 def _document(path: Path) -> dict[str, Any]:

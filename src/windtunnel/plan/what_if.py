@@ -11,6 +11,7 @@ from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import Watch, search
 from windtunnel.plan.search_result import SearchResult
+from windtunnel.plan.several.loads import regret
 from windtunnel.plan.space import Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.workers import Team
@@ -73,10 +74,7 @@ def _regret(answer: SearchResult, index: int, store: Store) -> float:
     assert best is not None
     if index == best.index:
         return 0.0
-    score = _score(answer, answer.contenders.get(index), store)
-    if best.promise > 0:
-        return 1.0 - max(score, 0.0) / best.promise
-    return math.inf if math.isinf(score) else score / best.promise - 1.0
+    return regret(_score(answer, answer.contenders.get(index), store), best.promise)
 
 
 def _score(answer: SearchResult, contender: Contender | None, store: Store) -> float:

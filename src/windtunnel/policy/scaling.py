@@ -235,17 +235,25 @@ class Faults:
             if replicas and self.replica >= replicas:
                 raise InputError(f"fail: replica={self.replica}: there are {replicas}, counted from 0")
             return [Failure(self.at, first + self.replica if replicas else WHOLE_LINK, self.down, self.part)]
-        from numpy.random import default_rng
-
         found = []
         for j in range(first, first + replicas) if replicas else [WHOLE_LINK]:
             stream = [seed, 0, 7] if j == WHOLE_LINK else [seed, j, 5 if self.part == "replica" else 6]
-            rng, time = default_rng(stream), 0.0
-            while (time := time + rng.exponential(self.mtbf)) < self.until:
-                down = rng.exponential(self.down) if self.down else 0.0
-                found.append(Failure(time, j, down, self.part))
-                time += down
+            found += [Failure(time, j, down, self.part) for time, down in self._at_random(stream)]
         return sorted(found)
+
+    def _at_random(self, stream: list[int]) -> list[tuple[float, float]]:
+        """(When, for how long) up to ``until``: in turn the seconds up to a failure and those until it is over."""
+        import numpy as np
+
+        rng, now, found = np.random.default_rng(stream), 0.0, list[tuple[float, float]]()
+        scales = np.array([self.mtbf, self.down] if self.down else [self.mtbf])
+        while now < self.until:
+            drawn = scales * rng.standard_exponential((64, len(scales)))
+            up, down = drawn[:, 0], drawn[:, -1] if self.down else np.zeros(64)
+            changes = np.cumsum(np.append(now, np.stack([up, down], axis=1)))
+            found += zip(changes[1::2].tolist(), down.tolist(), strict=True)
+            now = float(changes[-1])
+        return [(time, down) for time, down in found if time < self.until]
 
 
 class PoolLives(NamedTuple):

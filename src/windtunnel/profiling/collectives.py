@@ -1,4 +1,5 @@
-"""Collectives: all-reduce among several processes of this machine (gloo on a CPU, NCCL on GPUs)."""
+"""Collectives: all-reduce among several processes of this machine, and sending between two (gloo on a CPU, NCCL on
+GPUs)."""
 
 import tempfile
 from pathlib import Path
@@ -7,18 +8,21 @@ from typing import Any
 from windtunnel.profiling.clock import Clock, Reading
 
 
-def all_reduce(torch: Any, processes: int, elements: list[int], device: str, repeats: int) -> dict[int, Reading]:
-    """Seconds of the sum of this many 16-bit numbers, by their count, as the slowest process has it."""
+def collective(
+    torch: Any, name: str, processes: int, elements: list[int], device: str, repeats: int
+) -> dict[int, Reading]:
+    """Seconds of ``all_reduce``, the sum of this many 16-bit numbers, or of ``send_recv``, from the first process to
+    the second, by their count, as the slowest process has it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         torch.multiprocessing.spawn(
-            _member, args=(processes, elements, device, repeats, str(place)), nprocs=processes, join=True
+            _member, args=(name, processes, elements, device, repeats, str(place)), nprocs=processes, join=True
         )
         of_ranks = [torch.load(place / f"{rank}.pt", weights_only=True) for rank in range(processes)]
     return {n: max((Reading(*rows[n]) for rows in of_ranks), key=lambda one: one.median) for n in elements}
 
 
-def _member(rank: int, processes: int, elements: list[int], device: str, repeats: int, place: str) -> None:
+def _member(rank: int, name: str, processes: int, elements: list[int], device: str, repeats: int, place: str) -> None:
     """One process of the group."""
     import torch
 
@@ -35,7 +39,12 @@ def _member(rank: int, processes: int, elements: list[int], device: str, repeats
 
         def several(x: Any = x, inner: int = inner) -> None:
             for _ in range(inner):
-                torch.distributed.all_reduce(x)
+                if name == "all_reduce":
+                    torch.distributed.all_reduce(x)
+                elif rank == 0:
+                    torch.distributed.send(x, 1)
+                else:
+                    torch.distributed.recv(x, 0)
 
         torch.distributed.barrier()
         several()

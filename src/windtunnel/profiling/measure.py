@@ -6,7 +6,7 @@ from typing import Any
 
 from windtunnel.perf.profile.shapes import ATTENTION, HEAD, TOKEN_OPERATORS, Shape
 from windtunnel.profiling.clock import Clock, Reading
-from windtunnel.profiling.collectives import all_reduce
+from windtunnel.profiling.collectives import collective
 from windtunnel.profiling.journal import Journal
 from windtunnel.profiling.machine import Machine
 from windtunnel.profiling.operators import Shard
@@ -39,7 +39,9 @@ class Session:
                 self._along_tokens(shard)
                 self._over_planes(shard)
             if tp > 1:
-                self._collectives(tp)
+                self._collectives("all_reduce", tp)
+        if self.shards[-1] > 1:
+            self._collectives("send_recv", 2)
         self._again()
 
     def _along_tokens(self, shard: Shard) -> None:
@@ -84,15 +86,15 @@ class Session:
                 raise
             return "out of memory"
 
-    def _collectives(self, tp: int) -> None:
+    def _collectives(self, name: str, tp: int) -> None:
         sizes = octaves(self.extent.max_num_batched_tokens)
-        missing = [a for a in sizes if ("all_reduce", tp, a, 0) not in self.journal.readings]
+        missing = [a for a in sizes if (name, tp, a, 0) not in self.journal.readings]
         if missing:
             elements = {a * self.shape.n_embd: a for a in missing}
-            found = all_reduce(self.machine.torch, tp, list(elements), self.machine.kind, self.clock.repeats)
+            found = collective(self.machine.torch, name, tp, list(elements), self.machine.kind, self.clock.repeats)
             for count, seconds in found.items():
-                self.journal.add(("all_reduce", tp, elements[count], 0), seconds)
-        self.say(f"TP {tp}  all_reduce  {len(sizes)} sizes")
+                self.journal.add((name, tp, elements[count], 0), seconds)
+        self.say(f"TP {tp}  {name}  {len(sizes)} sizes")
 
     def _again(self) -> None:
         """Some points of every operator once more, to see how far a second run will be from this one."""

@@ -14,6 +14,11 @@ COLD = 96 * 2**20
 """Bytes of weights that take turns, so that none is still in a cache: a model has more layers than one."""
 
 
+def cold_copies(kernel: Gemm) -> int:
+    """How many weights of a projection take turns."""
+    return max(1, min(COLD // (2 * kernel.n * kernel.k), 16))
+
+
 @dataclass
 class Shard:
     """One of ``tp`` shards of a model on a torch device."""
@@ -44,8 +49,7 @@ class Shard:
     def _of(self, n: int, k: int) -> Any:
         if (n, k) not in self._weights:
             self._weights.clear()
-            copies = max(1, min(COLD // (2 * n * k), 16))
-            self._weights[n, k] = cycle([self._random(n, k) for _ in range(copies)])
+            self._weights[n, k] = cycle([self._random(n, k) for _ in range(cold_copies(Gemm(n, k)))])
         return self._weights[n, k]
 
     @property

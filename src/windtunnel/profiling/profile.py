@@ -12,7 +12,7 @@ from windtunnel.files import write_whole
 from windtunnel.hardware import device
 from windtunnel.model import Model
 from windtunnel.perf.profile.folder import Profile, read_profile
-from windtunnel.perf.profile.shapes import shape_of
+from windtunnel.perf.profile.shapes import Shape, shape_of
 from windtunnel.profiling.clock import Clock
 from windtunnel.profiling.journal import open_journal
 from windtunnel.profiling.machine import Machine, device_toml, host_seconds, peaks
@@ -37,10 +37,7 @@ def profile(
     Raises:
         InputError: the model cannot be profiled or divided, or the folder was begun with other settings.
     """
-    shape = shape_of(Pool(model, device("h100"), Engine()))  # any device: it has no part in the shape
-    for tp in shards:
-        if tp < 1 or shape.n_head % tp or shape.n_expanded_embd % tp:
-            raise InputError(f"tensor_parallel_size={tp}: must divide {shape.n_head} heads and {shape.n_expanded_embd}")
+    shape = divided(model, shards)
     settings = asdict(extent) | {"shards": list(shards), "shape": shape.spec()}
     settings |= {"device": machine.name, "threads": machine.threads}
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
@@ -55,6 +52,15 @@ def profile(
     for (operator, tp, a, b), why in journal.skipped.items():
         say(f"skipped: {operator} of TP {tp} at {a}, {b}: {why}")
     return read_profile(folder, (machine.name,), shape)
+
+
+def divided(model: Model, shards: tuple[int, ...]) -> Shape:
+    """The shape of a model that can be divided so. Raises InputError if it cannot be, or not be profiled."""
+    shape = shape_of(Pool(model, device("h100"), Engine()))  # any device: it has no part in the shape
+    for tp in shards:
+        if tp < 1 or shape.n_head % tp or shape.n_expanded_embd % tp:
+            raise InputError(f"tensor_parallel_size={tp}: must divide {shape.n_head} heads and {shape.n_expanded_embd}")
+    return shape
 
 
 @dataclass(frozen=True)

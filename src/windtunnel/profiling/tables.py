@@ -39,8 +39,9 @@ def write_tables(
         place / "head.csv": _by_tokens(journal, HEAD, keys),
         place / "attention.csv": _attention(journal, shape, extent),
     }
-    if rows := _collectives(journal, shape):
-        files[folder / "network" / device / "all_reduce.csv"] = rows
+    for name in ("all_reduce", "send_recv"):
+        if rows := _collectives(journal, name, shape):
+            files[folder / "network" / device / f"{name}.csv"] = rows
     for path, table in files.items():
         write_whole(path, [_csv(table)])
     manifest = {
@@ -95,18 +96,18 @@ def _attention(journal: Journal, shape: Shape, extent: Mapping[str, Any]) -> lis
     return rows
 
 
-def _collectives(journal: Journal, shape: Shape) -> list[Row]:
+def _collectives(journal: Journal, name: str, shape: Shape) -> list[Row]:
     return [
         {
             "rank": 0,
             "num_workers": tp,
             "size": 2 * shape.n_embd * a,
-            "collective": "all_reduce",
+            "collective": name,
             "devices_per_node": tp,
             "max_devices_per_node": tp,
-            **_statistics("all_reduce", reading),
+            **_statistics(name, reading),
         }
-        for (_, tp, a, _), reading in sorted(journal.of("all_reduce"))
+        for (_, tp, a, _), reading in sorted(journal.of(name))
     ]
 
 

@@ -165,7 +165,7 @@ class Drafting(Core):
         columns, parts = self.lane.columns, []
         scheduled = [self.numbers[part.r] for part in decision.parts]
         if scheduled:
-            flight = self.stepper.state.own.flights[ONLY, int(self.lane.lane["flight"])]
+            flight = self.stepper.state.extra.flights[ONLY, int(self.lane.lane["flight"])]
             self.stepper.conclude(end)
             parts = flight[: sum(r not in self.victims for r in scheduled)].tolist()
         else:

@@ -116,7 +116,7 @@ def open_ends(comparison: Comparison) -> list[str]:
     found: dict[str, list[str]] = {}
     for variant in comparison.variants:
         if variant.ends:
-            found.setdefault(variant.ends.apart.words, []).append(variant.name)
+            found.setdefault(variant.ends.divergence.words, []).append(variant.name)
     others = len(comparison.variants) - 1
     return [
         f"{SERVERS}{'' if len(names) == others else f' ({chr(59).join(names)})'}: {words}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
 from windtunnel.plan.answer.recommendation import Riskier, riskier_sentence, sentence
-from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.bottleneck import Finding, bottlenecks
+from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.objective import purchase_of
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult

@@ -23,7 +23,7 @@ from windtunnel.metrics import (
 )
 from windtunnel.metrics.comparison import ends_of
 from windtunnel.metrics.ends import End, end_of
-from windtunnel.metrics.pairs import OCTAVE, Apart, apart
+from windtunnel.metrics.pairs import OCTAVE, Divergence, divergence
 from windtunnel.optimum.served import gaps
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router, find_scheduler
@@ -76,12 +76,13 @@ def compare(
         runs = _simulate(varied, drawn, exclude_warmup, gap)
         documents = tuple(summary_json(run.result) | run.gaps for run in runs)
         words = {word: value for word, value in words_of(varied).items() if value != words_of(scenario)[word]}
+        intervals = spread(documents, confidence)
         differences = paired_spread(documents, found[0].documents if found else documents, confidence)
         ends = None
         if bands and found and documents != found[0].documents:
             pair = (found[0].documents[0], documents[0])
             try:
-                ends = ends_of(differences, documents[0], *_ends(scenario, varied, pair, exclude_warmup))
+                ends = ends_of(intervals, differences, documents[0], *_ends(scenario, varied, pair, exclude_warmup))
             except InputError as error:  # both were simulated as asked: a scheduler fails at other times of steps
                 without.append(f"{name}: no band of servers, faster and slower steps: {error}")
         found.append(
@@ -91,7 +92,7 @@ def compare(
                 loads=tuple(run.load for run in runs),
                 documents=documents,
                 verdicts=tuple(verdict for run in runs for verdict in run.result.verdicts),
-                intervals=spread(documents, confidence),
+                intervals=intervals,
                 differences=differences,
                 first=runs[0].result,
                 timeline=runs[0].timeline,
@@ -173,7 +174,7 @@ class _Seed(NamedTuple):
 
 def _ends(
     base: Scenario, varied: Scenario, documents: Sequence[Mapping[str, Any]], exclude_warmup: bool
-) -> tuple[list[End], Apart]:
+) -> tuple[list[End], Divergence]:
     """The first seed's run where the variant's steps take less long, and longer, than they do next to the baseline's.
 
     ``documents`` are what both runs of that seed say as simulated.
@@ -183,7 +184,7 @@ def _ends(
     tables = [batch_times(each.deployment(), each.server.perf) for each in (base, varied)]
     sizes = [document["batch_size"] or nan for document in documents]
     octaves = abs(log2(sizes[1] / sizes[0])) if all(map(isfinite, sizes)) else OCTAVE
-    open_ = apart(
+    open_ = divergence(
         *([pool.spec() for pool in each.deployment().pools] for each in (base, varied)),
         octaves=octaves if _same_steps(*tables) else max(octaves, OCTAVE),
         other_lengths=not _same_lengths(*workloads),

@@ -126,7 +126,7 @@ def live(
     policies = schedulers_of(deployment)
     if any(pool.stores for pool in deployment.pools):
         raise InputError("store: not served live; leave it out")
-    if deployment.apart:
+    if deployment.disaggregated:
         raise InputError("prefill and decode pools: not served live; use mixed pools")
     scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
     if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):

@@ -197,8 +197,8 @@ class Agreement:
     """What was measured: the key of ``metrics.evidence``."""
     steps: float
     """log(measured ÷ simulated) of the mean time per output token."""
-    first_token: float
-    """Of the mean time to first token."""
+    first_token: float | None = None
+    """Of the mean time to first token; None where steps alone were recorded."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,8 @@ class Overheads:
             "kernels": asdict(self.kernels),
         }
         if self.agreement:
-            found["agreement"] = asdict(self.agreement) | {"server": list(self.agreement.server)}
+            said = asdict(self.agreement) | {"server": list(self.agreement.server)}
+            found["agreement"] = {name: value for name, value in said.items() if value is not None}
         return found
 
     @overload

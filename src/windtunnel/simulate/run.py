@@ -357,7 +357,7 @@ def _read_handovers(path: Path) -> Handovers | None:
 def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls | Handovers]) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    table = pq.ParquetFile(path).read()
     names = [field.name for field in fields(kind)]
     columns = {}
     for name in names:

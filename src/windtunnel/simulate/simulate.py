@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart import handover
+from windtunnel.core.disaggregation import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.fleet.pools import run as run_pools
@@ -27,7 +27,7 @@ from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
 from windtunnel.policy.tiers import Tier
-from windtunnel.simulate.apart import (
+from windtunnel.simulate.disaggregation import (
     Sending,
     about_waits,
     between_of,
@@ -99,7 +99,7 @@ def simulate(
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
-    between = between_of(deployment, budgets, demand) if deployment.apart else None
+    between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
     notes += [*said, *about_the_unfinished(requests, fleet)]

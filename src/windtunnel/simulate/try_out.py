@@ -65,11 +65,11 @@ def step(
         raise InputError("waiting and running are empty: a scheduler is asked only where it sees a request")
     state = new_state(_fleet(scheduler, limits), _demand(asks), np.zeros(len(asks)))
     _place(state, running, waiting, limits, now)
-    asked = KEPT[int(state.own.call[0])]
+    asked = KEPT[int(state.extra.call[0])]
     if not ask_once(state, 0):
         asked.require_right()
         asked.require_none_left(state)
-    own = state.own
+    own = state.extra
     named, evicted, hold = (int(own.numbers[k]) for k in (NAMED, EVICTED, HOLD))
     pairs = zip(own.names[:named].tolist(), own.tokens[:named].tolist(), strict=True)
     tokens: Any = {asks[row]: amount for row, amount in pairs}
@@ -130,7 +130,7 @@ def _place(state: Any, running: Sequence[Ask], waiting: Sequence[Ask], limits: L
         lane["head"], lane["tail"] = k, n - 1
         requests["next"][k : n - 1], requests["previous"][k + 1 :] = np.arange(k + 1, n), np.arange(k, n - 1)
     state.groups["now"] = now
-    KEPT[int(state.own.call[0])].know(range(k, n), range(k), requests["id"])
+    KEPT[int(state.extra.call[0])].know(range(k, n), range(k), requests["id"])
 
 
 def printing(kind: type) -> type:

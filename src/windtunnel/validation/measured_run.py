@@ -48,11 +48,14 @@ class MeasuredRun:
 
         Raises InputError for what cannot be simulated.
         """
-        for name in self.settings:
-            if name not in SETTINGS:
-                raise unknown("engine setting", name, SETTINGS)
-        chosen = nearest_preset(self.engine, self.version)
-        return Pool(load_model(self.model), device(self.device), Engine(preset=chosen, **self.settings))
+        return _pool(self.model, self.device, self.engine, self.version, self.settings)
+
+
+def _pool(model: str, on: str, engine: str, version: str, settings: Mapping[str, Any]) -> Pool:
+    for name in settings:
+        if name not in SETTINGS:
+            raise unknown("engine setting", name, SETTINGS)
+    return Pool(load_model(model), device(on), Engine(preset=nearest_preset(engine, version), **settings))
 
 
 def nearest_preset(engine: str, version: str) -> str:
@@ -133,17 +136,30 @@ def read_measured_run(folder: Path) -> MeasuredRun:
     """Read one folder. Raises InputError naming the file, and the wrong or missing line or key."""
     path = folder / "run.json"
     document = parse_object(read_text(path), str(path))
+    served = _served(document, path)
+    note = preset_note(served["engine"], served["version"])
+    return MeasuredRun(**served, measurement=_measurement(folder, document, served["settings"], note))
+
+
+def read_measured_pool(path: Path) -> tuple[Pool, str]:
+    """The server that a run.json names, and what to know of its preset. Raises InputError as ``read_measured_run``."""
+    served = _served(parse_object(read_text(path), str(path)), path)
+    pool = _pool(served["model"], served["device"], served["engine"], served["version"], served["settings"])
+    return pool, preset_note(served["engine"], served["version"])
+
+
+def _served(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What served, by the fields of ``MeasuredRun``."""
     engine = dict(_get(document, "engine", dict, path))
-    name, version = _get(engine, "name", str, path), _get(engine, "version", str, path)
-    settings = {key: value for key, value in engine.items() if key not in ("name", "version") and value is not None}
-    return MeasuredRun(
-        model=_get(document, "model", str, path),
-        device=_get(document, "device", str, path),
-        engine=name,
-        version=version,
-        settings=settings,
-        measurement=_measurement(folder, document, settings, preset_note(name, version)),
-    )
+    return {
+        "model": _get(document, "model", str, path),
+        "device": _get(document, "device", str, path),
+        "engine": _get(engine, "name", str, path),
+        "version": _get(engine, "version", str, path),
+        "settings": {
+            key: value for key, value in engine.items() if key not in ("name", "version") and value is not None
+        },
+    }
 
 
 def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[str, Any], note: str) -> Measurement:

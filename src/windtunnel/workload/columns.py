@@ -144,9 +144,9 @@ class Workload:
         rules.check_values(columns, later)
         shared = texts.begins_with(begins, columns["prompt_tokens"], outputs)
         hashes = rules.ragged(hash_ids, rows)
-        rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
         order = _order(columns["arrival"], columns["session"], later, sort, waits is not None)
         if order is not None:
+            rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
             columns = {key: column[order] for key, column in columns.items()}
             hashes, waits = take_hashes(hashes, order), graph.taken(waits, order)
             shared = texts.taken(shared, order)

@@ -1,31 +1,41 @@
 """Public traces in JSON: Mooncake, vLLM's timed_trace and RAGPulse (a request a line), ShareGPT (one array).
 
-Each reader gives arguments of Workload.from_columns; one that finds no times leaves ``arrival`` out.
+Each reader gives arguments of Workload.from_columns; one that finds no times leaves ``arrival`` out. Large files of
+plain numbers are read as columns; all others, and all with a mistake, as objects, whose errors name the row.
 """
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from windtunnel.errors import InputError, nearest
 from windtunnel.files import parse_json
 from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
-from windtunnel.workload.rules import LARGEST, floats, integers
+from windtunnel.workload.rules import LARGEST, HashIds, floats, integers
 
 TIMED_KINDS = {"mooncake": (1e3, 512), "timed_trace": (1.0, 16)}
 """Formats with the keys TIMED, Mooncake's and vLLM's: units of a timestamp in a second, and tokens of a hash id unless
 told otherwise."""
 TIMED = ("timestamp", "input_length", "output_length")
 CHARACTERS_PER_TOKEN = 4
+LARGE = 1 << 20
+"""Bytes of JSON lines from which columns are read: below, an object a line is as quick."""
+BLOCK = 1 << 24
+"""Bytes that are parsed at once; a longer line is none of a plain file."""
+
+Plain = dict[str, npt.NDArray[Any] | HashIds]
+"""Key → int64 or float64 numbers, NaN or absent where a line has none; or lists of integers, as (offsets, values)."""
 
 
 def read_lines(data: bytes) -> list[dict[str, Any]]:
     """One JSON object per line; empty lines are skipped. InputError names the first line that is none."""
-    lines = [line for line in data.splitlines() if line.strip()]
+    lines = [line for line in data.removeprefix(codecs.BOM_UTF8).splitlines() if line.strip()]
     try:
         rows = parse_json(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines) and all(type(row) is dict for row in rows):
@@ -40,6 +50,85 @@ def read_lines(data: bytes) -> list[dict[str, Any]]:
         if not fine:
             raise InputError(f"row {number}: {shorten(line)}: {why}")
     raise InputError("must have one JSON object per line")
+
+
+def read_plain(data: bytes) -> tuple[dict[str, Any], Any] | None:
+    """(The object of the first line, the other lines as a table of pyarrow's), where that is sure to be what
+    ``read_lines`` finds: one plain ASCII object a line, no null. None where it is not.
+
+    A first line without ``schema_version`` is a row of the table, too.
+    """
+    end = data.find(b"\n") + 1
+    if len(data) < LARGE or not 0 < end < len(data):
+        return None
+    try:
+        head = parse_json(data[:end])
+    except InputError:
+        return None
+    if not isinstance(head, dict):
+        return None
+    start = end if "schema_version" in head else 0
+    breaks = data.count(b"}\n{", max(start - 2, 0)) + data.count(b"}\r\n{", max(start - 3, 0))
+    rows = breaks + (start == 0)
+    if not (data.isascii() or data[end:].isascii()) or data.find(b"null", start) >= 0:
+        return None
+    table = _parsed(data, start)
+    return None if table is None or table.num_rows != rows else (head, table)
+
+
+def _parsed(data: bytes, start: int) -> Any:
+    """What pyarrow makes of the lines; None where it makes nothing of them."""
+    import pyarrow as pa
+    import pyarrow.json
+
+    options = pyarrow.json.ReadOptions(use_threads=False, block_size=BLOCK)
+    try:
+        table = pyarrow.json.read_json(pa.BufferReader(pa.py_buffer(data).slice(start)), read_options=options)
+    except pa.ArrowException:
+        return None
+    return table
+
+
+def plain_columns(table: Any, keys: Collection[str], missing: Mapping[str, float] | None = None) -> Plain | None:
+    """The columns under these keys that the table has; None where one is no plain one: a list where a number should be,
+    a text, a number too large, or none at all where there is nothing to put in its place."""
+    found: Plain = {}
+    for key in keys:
+        if key in table.column_names:
+            column = _plain_column(table.column(key), (missing or {}).get(key))
+            if column is None:
+                return None
+            found[key] = column
+    return found
+
+
+def _plain_column(column: Any, missing: float | None) -> npt.NDArray[Any] | HashIds | None:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_list(kind) and kind.value_type == pa.int64():
+        return lists(column)
+    if kind not in (pa.int64(), pa.float64()) or (column.null_count and missing is None):
+        return None
+    if not np.isfinite(column.drop_null().to_numpy()).all():
+        return None
+    if column.null_count:
+        column = (column.cast(pa.float64()) if isinstance(missing, float) else column).fill_null(missing)
+    numbers: npt.NDArray[Any] = column.to_numpy()
+    return numbers
+
+
+def lists(column: Any) -> HashIds | None:
+    """Lists of integers, in pyarrow's pieces, as (offsets, values), empty where there is none; None if a value is
+    missing."""
+    counts, parts = [np.zeros(1, np.int64)], []
+    for chunk in column.chunks:
+        values = chunk.flatten()
+        if values.null_count:
+            return None
+        counts.append(chunk.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64))
+        parts.append(values.to_numpy())
+    return np.cumsum(np.concatenate(counts)), np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def shorten(line: bytes) -> str:
@@ -95,6 +184,34 @@ def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | Non
     }
 
 
+def plain_timed(table: Any, kind: str | None, hash_block_size: int | None = None) -> Columns | None:
+    """The same from columns: of ``kind``, or of the one that the hash ids tell; None where it takes a closer look."""
+    if not {"session_id", "delay"}.isdisjoint(table.column_names) or not set(TIMED) <= set(table.column_names):
+        return None
+    found = plain_columns(table, (*TIMED, "hash_ids"))
+    if found is None or any(isinstance(found[key], tuple) for key in TIMED):
+        return None
+    times, prompt, output = (found[key] for key in TIMED)
+    ids = found.get("hash_ids")
+    if not (ids is None or isinstance(ids, tuple)):
+        return None
+    kind = kind or (None if ids is None else _kind_of(np.asarray(prompt), np.diff(ids[0])))
+    if kind is None:
+        return None
+    units_per_second, block = TIMED_KINDS[kind]
+    notes: list[str] = []
+    arrival = np.asarray(times).astype(np.float64) / units_per_second
+    check_arrivals(arrival)
+    return {
+        **from_start(arrival, notes),
+        "prompt_tokens": integers("input_length", np.asarray(prompt), len(arrival)),
+        "output_tokens": integers("output_length", np.asarray(output), len(arrival)),
+        "hash_ids": ids,
+        "hash_block_size": (hash_block_size or block) if ids is not None else 0,
+        "notes": notes,
+    }
+
+
 def _turns(rows: list[dict[str, Any]]) -> Columns:
     """Which lines are turns of a session, and how long each comes after the one before."""
     if not any("session_id" in row for row in rows):
@@ -118,14 +235,19 @@ def timed_kind(rows: list[dict[str, Any]]) -> str:
     ids = block_lists(rows)
     if ids is not None:
         prompt = np.array(column(rows, "input_length"))
-        counts = np.array([len(row) for row in ids])
-        for kind, (_, size) in TIMED_KINDS.items():
-            if (counts == np.ceil(prompt / size)).all():
-                return kind
+        kind = _kind_of(prompt, np.array([len(row) for row in ids]))
+        if kind is not None:
+            return kind
     raise InputError(
         "timestamps may be ms (mooncake) or s (timed_trace) and the hash ids do not tell: name the format, "
         "as in trace convert --format mooncake"
     )
+
+
+def _kind_of(prompt: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> str | None:
+    """The format in whose blocks every prompt has as many ids as that."""
+    alike = (kind for kind, (_, size) in TIMED_KINDS.items() if (counts == np.ceil(prompt / size)).all())
+    return next(alike, None)
 
 
 def read_sharegpt(data: bytes) -> Columns:

@@ -19,15 +19,18 @@ import numpy as np
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import whole_file
-from windtunnel.workload.columns import COLUMNS, Workload
-from windtunnel.workload.json_traces import block_lists
-from windtunnel.workload.texts import earlier_first
+from windtunnel.workload.columns import COLUMNS, Workload, take_hashes
+from windtunnel.workload.graph import Edges
+from windtunnel.workload.json_traces import block_lists, lists, plain_columns
+from windtunnel.workload.rules import Integers
+from windtunnel.workload.texts import Begins, earlier_first
 
 SCHEMA_VERSIONS = (1, 2)
 SINCE_2 = ("after", "begins", "lanes")
+LISTS = ("hash_ids", "after", "begins")
 KEYS = (*COLUMNS, "hash_ids", "hash_block_size", "after", "begins")
 HEADER = ("schema_version", "name", "max_concurrency", "lanes", "hash_block_size")
-DEFAULTS = {"arrival": np.nan, "max_tokens": None, "priority": 0, "session": -1, "think_time": 0.0}
+DEFAULTS: dict[str, Any] = {"arrival": np.nan, "max_tokens": None, "priority": 0, "session": -1, "think_time": 0.0}
 METADATA = b"windtunnel"
 
 Columns = dict[str, Any]
@@ -50,6 +53,46 @@ def read_jsonl(rows: list[dict[str, Any]]) -> Columns:
                 raise InputError(f"{name}: is of schema_version 2: write so in the first line")
     shared = {key: [row.get(key) for row in rows] for key in ("after", "begins") if any(key in row for row in rows)}
     return {**settings, **_plain(rows), **_blocks(rows, settings), **shared}
+
+
+def read_plain(head: dict[str, Any], table: Any) -> Columns | None:
+    """The same from columns (``json_traces.read_plain``); None for what takes a closer look."""
+    settings = _settings(head) if "schema_version" in head else {}
+    names = table.column_names
+    old = head.get("schema_version") == 1 and any(name in settings or name in names for name in SINCE_2)
+    if old or not table.num_rows or "hash_block_size" in names or not set(names) <= set(KEYS):
+        return None
+    found = plain_columns(table, names, DEFAULTS | {"max_tokens": 0})
+    if found is None or not {"prompt_tokens", "output_tokens"} <= found.keys():
+        return None
+    if any(isinstance(column, tuple) != (name in LISTS) for name, column in found.items()):
+        return None
+    columns: Columns = {"hash_block_size": 0, **settings, **found}
+    if "max_tokens" in names:
+        given = table.column("max_tokens").is_valid().to_numpy()
+        columns["max_tokens"] = np.where(given, found["max_tokens"], found["output_tokens"])
+    if "after" in names and table.column("after").null_count:
+        columns["after"] = table.column("after").to_pylist()
+    if "begins" in names:
+        columns["begins"] = pairs(table.column("begins"))
+        if columns["begins"] is None:
+            return None
+    if "hash_ids" not in names:
+        columns["hash_block_size"] = 0
+    return columns
+
+
+def pairs(column: Any) -> Begins | None:
+    """(Rows, tokens) of pyarrow's lists of two, -1 and 0 where there is none; None where one has another length, or
+    names no earlier row."""
+    listed = lists(column)
+    has = column.is_valid().to_numpy()
+    if listed is None or (np.diff(listed[0])[has] != 2).any():
+        return None
+    rows, tokens = np.full(len(has), -1, np.int64), np.zeros(len(has), np.int64)
+    rows[has], tokens[has] = listed[1][::2], listed[1][1::2]
+    earlier = (rows[has] >= 0) & (rows[has] < np.flatnonzero(has))
+    return (rows, tokens) if earlier.all() else None
 
 
 def _unknown_column(number: int, row: dict[str, Any]) -> InputError:
@@ -138,8 +181,10 @@ def _lines(workload: Workload) -> Iterable[str]:
     columns = {key: column.tolist() for key, column in workload.columns().items()}
     offsets, values = (part.tolist() for part in workload.hash_ids) if workload.hash_ids else ([], [])
     order = earlier_first(workload.begins, workload.waits)
-    number = np.argsort(order).tolist()
-    for row in order.tolist():
+    after, begins = _numbered(workload, order)
+    starts, parents = (part.tolist() for part in after) if after else ([], [])
+    others, tokens = (part.tolist() for part in begins) if begins else ([], [])
+    for place, row in enumerate(order.tolist()):
         request = {key: column[row] for key, column in columns.items()}
         if request["arrival"] != request["arrival"]:
             del request["arrival"]
@@ -148,18 +193,25 @@ def _lines(workload: Workload) -> Iterable[str]:
         request = {key: value for key, value in request.items() if value != DEFAULTS.get(key, value + 1)}
         if offsets:
             request["hash_ids"] = values[offsets[row] : offsets[row + 1]]
-        yield json.dumps(request | _relations(workload, row, number)) + "\n"
+        if starts:
+            request["after"] = parents[starts[place] : starts[place + 1]]
+        if others and others[place] >= 0:
+            request["begins"] = [others[place], tokens[place]]
+        yield json.dumps(request) + "\n"
 
 
-def _relations(workload: Workload, row: int, number: list[int]) -> dict[str, Any]:
-    """What a row says of others, by their numbers in the file."""
-    found: dict[str, Any] = {}
-    if workload.after is not None:
-        offsets, parents = workload.after
-        found["after"] = sorted(number[parent] for parent in parents[offsets[row] : offsets[row + 1]].tolist())
-    if workload.begins is not None and workload.begins[0][row] >= 0:
-        found["begins"] = [number[int(workload.begins[0][row])], int(workload.begins[1][row])]
-    return found
+def _numbered(workload: Workload, order: Integers) -> tuple[Edges | None, Begins | None]:
+    """What rows say of others, by their places in this order of all rows: ``after``, ascending, and ``begins``."""
+    number = np.argsort(order)
+    after, begins = workload.after, workload.begins
+    if after is not None:
+        starts, parents = take_hashes(after, order) or after
+        named = number[parents]
+        after = starts, named[np.lexsort((named, np.repeat(np.arange(len(order)), np.diff(starts))))]
+    if begins is not None:
+        others = begins[0][order]
+        begins = np.where(others >= 0, number[others], -1), begins[1][order]
+    return after, begins
 
 
 def _write_parquet(workload: Workload, file: BinaryIO) -> None:
@@ -167,14 +219,16 @@ def _write_parquet(workload: Workload, file: BinaryIO) -> None:
     import pyarrow.parquet as pq
 
     order = earlier_first(workload.begins, workload.waits)
-    number = np.argsort(order).tolist()
+    after, begins = _numbered(workload, order)
     columns: dict[str, Any] = {key: pa.array(column[order]) for key, column in workload.columns().items()}
-    relations = [_relations(workload, row, number) for row in order.tolist()]
-    for key in ("after", "begins"):
-        if getattr(workload, key) is not None:
-            columns[key] = pa.array([found.get(key) for found in relations], pa.list_(pa.int64()))
+    if after is not None:
+        columns["after"] = pa.ListArray.from_arrays(pa.array(after[0].astype(np.int32)), pa.array(after[1]))
+    if begins is not None:
+        has = begins[0] >= 0
+        starts = pa.array(np.append(0, 2 * np.cumsum(has)).astype(np.int32), mask=np.append(~has, False))
+        columns["begins"] = pa.ListArray.from_arrays(starts, pa.array(np.stack(begins, axis=1)[has].ravel()))
     if workload.hash_ids:
-        offsets, values = workload.hash_ids
+        offsets, values = take_hashes(workload.hash_ids, order) or workload.hash_ids
         columns["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
     table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(_head(workload)).encode()})
     pq.write_table(table, file)
@@ -186,7 +240,7 @@ def read_parquet(path: Path) -> Columns:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()  # read_table would import pandas, where there is one
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"is not a readable Parquet file: {str(error).splitlines()[0]}") from None
     for name in table.column_names:
@@ -197,6 +251,9 @@ def read_parquet(path: Path) -> Columns:
             raise InputError(f"column {name} is missing: every request needs prompt_tokens and output_tokens")
     columns = _settings(json.loads((table.schema.metadata or {}).get(METADATA, b"{}")))
     for name in table.column_names:
+        if name in ("after", "begins"):
+            columns[name] = _arrow_relations(name, table.column(name))
+            continue
         chunk = table.column(name).combine_chunks()
         if name == "hash_ids":
             columns[name] = _arrow_blocks(chunk)
@@ -204,8 +261,6 @@ def read_parquet(path: Path) -> Columns:
             columns[name] = _single(chunk.unique().to_pylist())
         elif name == "arrival":
             columns[name] = _arrow_times(chunk)
-        elif name in ("after", "begins"):
-            columns[name] = chunk.to_pylist()
         elif chunk.null_count:
             raise InputError(f"row {chunk.is_null().index(True).as_py() + 1}: {name} is missing")
         else:
@@ -217,6 +272,18 @@ def _single(sizes: list[Any]) -> int:
     if len(sizes) != 1 or type(sizes[0]) is not int:
         raise InputError(f"hash_block_size: {sizes}: must be one whole number for all requests")
     return sizes[0]
+
+
+def _arrow_relations(name: str, column: Any) -> Any:
+    """Numbers of rows out of lists of integers; anything else is left to the checks of ``Workload``, with their
+    errors."""
+    import pyarrow as pa
+
+    if pa.types.is_list(column.type) and column.type.value_type == pa.int64():
+        found = pairs(column) if name == "begins" else None if column.null_count else lists(column)
+        if found is not None:
+            return found
+    return column.to_pylist()
 
 
 def _arrow_times(chunk: Any) -> Any:

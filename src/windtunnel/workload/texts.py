@@ -7,15 +7,16 @@ request, (whose text, how many tokens of it), says everything that there is to s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.workload.graph import Edges
-from windtunnel.workload.rules import HashIds, Integers, first
+from windtunnel.workload.rules import HashIds, Integers, dense, first
 
+PIECE = 1 << 14
+"""Rows whose blocks are looked at together."""
 Begins = tuple[Integers, Integers]
 """For each row (the row with whose text its prompt begins, the tokens of it): (-1, 0) if with no other's."""
 
@@ -119,22 +120,41 @@ def of_hashes(hash_ids: HashIds, size: int, prompt_tokens: Integers) -> Begins:
     An id stands for all before it, too. The longest run of ids that an earlier row had counts. The last block of either
     prompt may be filled in part only.
     """
-    offsets, values = hash_ids[0].tolist(), hash_ids[1].tolist()
+    offsets, values = hash_ids
     prompts = prompt_tokens.tolist()
-    holder: dict[int, int] = {}
     others, tokens = np.full(len(prompts), -1, np.int64), np.zeros(len(prompts), np.int64)
-    for row, prompt in enumerate(prompts):
-        ids = values[offsets[row] : offsets[row + 1]]
-        run = known_run(ids, holder)
-        if run:
-            other = holder[ids[run - 1]]
-            shared = min(run * size, prompt, prompts[other])
-            if shared:
-                others[row], tokens[row] = other, shared
-            if prompt > prompts[other] and run * size > prompts[other]:
-                holder[ids[run - 1]] = row
-        holder.update(zip(ids[run:], repeat(row)))
+    if not len(values):
+        return others, tokens
+    ids, count = dense(values)
+    runs, writers = _known_runs(offsets, ids, count)
+    rows = np.flatnonzero(runs)
+    ends = ids[offsets[rows] + runs[rows] - 1]
+    holder: dict[int, int] = {}
+    known = zip(*(part.tolist() for part in (rows, runs[rows], ends, writers[ends])), strict=True)
+    for row, run, end, writer in known:
+        other = holder.get(end, writer)
+        prompt = prompts[row]
+        shared = min(run * size, prompt, prompts[other])
+        if shared:
+            others[row], tokens[row] = other, shared
+        if prompt > prompts[other] and run * size > prompts[other]:
+            holder[end] = row
     return others, tokens
+
+
+def _known_runs(offsets: Integers, ids: Integers, count: int) -> tuple[Integers, Integers]:
+    """(For each row, how many of its ids, from the first on, an earlier row has; for each id the first row that has
+    it)."""
+    writers = np.full(count, -1, np.int64)
+    runs = np.zeros(len(offsets) - 1, np.int64)
+    for low in range(0, len(runs), PIECE):
+        high = min(low + PIECE, len(runs))
+        piece = ids[offsets[low] : offsets[high]]
+        row = np.repeat(np.arange(low, high), np.diff(offsets[low : high + 1]))
+        new = np.flatnonzero(writers[piece] < 0)[::-1]
+        writers[piece[new]] = row[new]  # of several rows the last one written: the first
+        runs[low:high] = np.bincount(row[writers[piece] < row] - low, minlength=high - low)
+    return runs, writers
 
 
 def known_run(ids: Sequence[int], known: Any) -> int:
@@ -176,9 +196,12 @@ def taken(begins: Begins | None, rows: Integers) -> Begins | None:
     """
     if begins is None:
         return None
-    others, tokens = (part.tolist() for part in begins)
-    number = np.full(len(others), -1, np.int64)
+    number = np.full(len(begins[0]), -1, np.int64)
     number[rows] = np.arange(len(rows))
+    if len(rows) == len(number):
+        kept = begins[0][rows]
+        return np.where(kept >= 0, number[kept], -1), begins[1][rows]
+    others, tokens = (part.tolist() for part in begins)
     numbers = number.tolist()
     heirs: dict[int, tuple[int, int]] = {}  # text left out → (tokens, row) of the one that shares most of it
     found, counts = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)

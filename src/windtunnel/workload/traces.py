@@ -188,7 +188,7 @@ def _bytes(path: Path) -> bytes:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"is compressed, and cannot be unpacked: {error}") from None
-    if not data.strip():
+    if not data[:4096].strip() and not data.strip():
         raise InputError("is empty")
     return data
 
@@ -204,16 +204,34 @@ def _check_text(data: bytes) -> None:
 
 
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
+    plain = json_traces.read_plain(data)
+    if plain is not None:
+        found = _plain_lines(*plain, wanted, hash_block_size)
+        if found is not None:
+            return found
     rows = json_traces.read_lines(data)
-    keys = rows[0].keys()
     if wanted == "ragpulse" or (wanted is None and json_traces.is_ragpulse(rows[0])):
         return json_traces.read_ragpulse(rows, _pieces(path))
     if wanted is None:
-        timed = len(keys & set(json_traces.TIMED)) > len(keys & set(own_files.KEYS + own_files.HEADER) - {"hash_ids"})
-        wanted = json_traces.timed_kind(rows) if timed else "jsonl"
+        wanted = json_traces.timed_kind(rows) if _is_timed(rows[0]) else "jsonl"
     if wanted == "jsonl":
         return own_files.read_jsonl(rows)
     return json_traces.read_timed(rows, wanted, hash_block_size)
+
+
+def _plain_lines(head: Columns, table: Any, wanted: str | None, hash_block_size: int | None) -> Columns | None:
+    """The columns of plain lines, equal to those of objects; None where only objects tell."""
+    if wanted == "ragpulse" or (wanted is None and json_traces.is_ragpulse(head)):
+        return None
+    if wanted == "jsonl" or (wanted is None and not _is_timed(head)):
+        return own_files.read_plain(head, table)
+    return json_traces.plain_timed(table, wanted, hash_block_size)
+
+
+def _is_timed(row: Columns) -> bool:
+    """Whether a line has rather the keys of Mooncake and timed_trace than our own."""
+    ours = set(own_files.KEYS + own_files.HEADER) - {"hash_ids"}
+    return len(row.keys() & set(json_traces.TIMED)) > len(row.keys() & ours)
 
 
 def _pieces(path: Path) -> dict[str, Any]:

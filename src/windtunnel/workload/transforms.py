@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.workload import graph, texts
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.graph import Edges
-from windtunnel.workload.rules import HashIds, Integers
+from windtunnel.workload.rules import Integers
 from windtunnel.workload.synthetic import check_count
 from windtunnel.workload.texts import Begins
 
@@ -44,7 +44,8 @@ def at_rate(workload: Workload, request_rate: float) -> Workload:
 def repeat(workload: Workload, times: int) -> Workload:
     """The workload ``times`` times back to back, one mean gap between the copies, so that the rate stays.
 
-    Every copy is new content: sessions, hash ids and texts are numbered on, so that copies share no prefix.
+    Every copy is new content: sessions and texts are numbered on, so that copies share no prefix. What hash ids say is
+    kept as ``begins``, two numbers a request.
     """
     if times < 1:
         raise InputError(f"repeat={times}: must be ≥ 1")
@@ -54,17 +55,15 @@ def repeat(workload: Workload, times: int) -> Workload:
     rate = workload.request_rate
     period = workload.duration + (1 / rate if math.isfinite(rate) else 0.0)
     copy = np.repeat(np.arange(times), len(workload))
-    order = texts.earlier_first(workload.begins, workload.waits)
+    order = texts.earlier_first(workload.texts, workload.waits)
     columns: dict[str, Any] = {name: np.tile(column[order], times) for name, column in workload.columns().items()}
     columns["arrival"] += copy * period
     members = columns["session"][: len(workload)] >= 0
     columns["session"][np.tile(members, times)] = _numbered_on(columns["session"][: len(workload)][members], times)
     return Workload.from_columns(
         **columns,
-        hash_ids=_repeat_hashes(workload.hash_ids, times),
-        hash_block_size=workload.hash_block_size,
         after=_repeat_edges(graph.taken(workload.after, order), times),
-        begins=_repeat_begins(texts.taken(workload.begins, order), times),
+        begins=_repeat_begins(texts.taken(workload.texts, order), times),
         lanes=workload.lanes,
         max_concurrency=workload.max_concurrency,
         name=workload.name,
@@ -87,14 +86,6 @@ def _repeat_begins(begins: Begins | None, times: int) -> Begins | None:
     others = np.tile(begins[0], times)
     shifts = np.repeat(np.arange(times) * len(begins[0]), len(begins[0]))
     return np.where(others >= 0, others + shifts, -1), np.tile(begins[1], times)
-
-
-def _repeat_hashes(hash_ids: HashIds | None, times: int) -> HashIds | None:
-    if hash_ids is None:
-        return None
-    offsets, values = hash_ids
-    starts = [offsets[:-1] + copy * len(values) for copy in range(times)]
-    return np.concatenate([*starts, np.array([times * len(values)])]), _numbered_on(values, times)
 
 
 def _numbered_on(numbers: Integers, times: int) -> Integers:

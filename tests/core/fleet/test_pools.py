@@ -14,13 +14,13 @@ from equality import RELAXED, Impatient, StuckError
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 from oracle.schedulers import unified
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import handed_unlike, handing_case
 from core.pools_cases import Case, cases, equal_requests, tandem
-from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.disaggregation.handover import Crossing, Handed
 from windtunnel.core.fleet import pools
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
@@ -106,7 +106,7 @@ def check(case: Case) -> None:
             patch.object(vllm_v1, "Scheduler", Impatient),
             patch.object(unified, "Scheduler", ImpatientUnified),
         ):
-            expected = run_apart(case.fleet, demand, chosen, uniforms, crossing, sending)
+            expected = run_disaggregated(case.fleet, demand, chosen, uniforms, crossing, sending)
     except StuckError:
         assume(False)
     assert not differences(case, expected, pools.run(case.fleet, demand, case.routers, uniforms, crossing, sending))

@@ -151,7 +151,7 @@ def test_which_prefix_is_evicted_first(eviction: str, kept: str) -> None:
     for name in ("b", "b2", "c"):
         scheduler.arrive(name)
         scheduler.rounds(2)
-    tree, lane = scheduler.stepper.state.own.tree, scheduler.lane
+    tree, lane = scheduler.stepper.state.extra.tree, scheduler.lane
     found = {name: match(tree, lane, scheduler.number(name), lane["root"], 10)[0] for name in ("a", "b")}
     assert found == {"a": 0, "b": 0} | {kept: 10}
 

@@ -212,7 +212,7 @@ def test_a_longer_output_than_all_goes_before_the_last() -> None:
     scheduler.one_round()
     scheduler.arrive("b", "c", "d", "e")
     assert scheduler.rounds(1) == ["extend b3 c3 d3 e3"]
-    ends = scheduler.stepper.state.own.scratch[0, : scheduler.lane["ends"]]
+    ends = scheduler.stepper.state.extra.scratch[0, : scheduler.lane["ends"]]
     assert ends.tolist() == [4, 5, 9, 11, 5]
 
 
@@ -269,7 +269,7 @@ def test_every_request_ends_and_all_memory_comes_back(config: dict[str, Any], si
         assert (left["prompt"] + left["generated"] + left["declared"] >= total).any()
         return
     assert scheduler.available + scheduler.evictable == total
-    tree = scheduler.stepper.state.own.tree
+    tree = scheduler.stepper.state.extra.tree
     if tree is not None:
         assert not tree.nodes["locks"][living(tree)].any()
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from core.loop_cases import Case, equal_rows, merged
-from windtunnel.core.apart.handover import Crossing
+from windtunnel.core.disaggregation.handover import Crossing
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover, Link
@@ -161,7 +161,7 @@ def a_handover(rng: np.random.Generator) -> Handover:
         first,
         gate=gate or rng.choice(["before_prefill", "after_prefill"]).item(),
         reserved_decode_tokens=int(rng.choice([0, 0, 1, 7])),
-        staging=rng.choice(["memory", "seats", "seats_and_few"]).item(),
+        reservation=rng.choice(["memory", "seats", "seats_and_few"]).item(),
         max_local_prefill_length=int(rng.choice([0, 0, 10])),
         proxy=float(rng.choice([0.0, 0.5])),
     )

@@ -1,14 +1,14 @@
-"""Runs of the old loops, as ``core.engine.run`` and ``core.apart.handover.run`` made them."""
+"""Runs of the old loops, as ``core.engine.run`` and ``core.disaggregation.handover.run`` made them."""
 
 from typing import Any
 
 import numpy as np
 
 from oracle.old_loops.loops import CANDIDATE, FULL, MORE_COUNTERS, closed_loop, open_loop
-from oracle.old_loops.tandem import CLOSED, MORE_COUNTS, Apart, coupled_loop
-from windtunnel.core.apart import handover
-from windtunnel.core.apart.handover import Crossing, Handed
-from windtunnel.core.apart.order import order_of
+from oracle.old_loops.tandem import CLOSED, MORE_COUNTS, Transfers, coupled_loop
+from windtunnel.core.disaggregation import handover
+from windtunnel.core.disaggregation.handover import Crossing, Handed
+from windtunnel.core.disaggregation.order import order_of
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import Demand, Fleet, Record, arrivals_of, new_state, with_room
 from windtunnel.core.hooks import raise_failures
@@ -44,7 +44,7 @@ def with_old_counters(state: State) -> State:
     return state._replace(counters=counters)
 
 
-def run_apart(
+def run_disaggregated(
     fleet: Fleet,
     demand: Demand,
     routers: tuple[int, int],
@@ -60,20 +60,20 @@ def run_apart(
     columns = handover._rows(demand, crossing.rules, 0)
     state = with_old_counters(new_state(ordered, columns, uniforms[0]))
     state = handover._begun(state, ordered, demand)
-    new = handover._apart(ordered, demand, crossing)
+    new = handover._transfers(ordered, demand, crossing)
     counts = np.zeros(MORE_COUNTS, dtype=np.int64)
     counts[: len(new.counts)] = new.counts
     counts[CLOSED] = demand.closed
     arrivals, order = arrivals_of(demand), order_of(state.groups)
-    apart = Apart(*new[:-1], counts, arrivals, order)
-    state.counters[JUMPS], apart.order.in_step[0] = jumps, in_step
+    transfers = Transfers(*new[:-1], counts, arrivals, order)
+    state.counters[JUMPS], transfers.order.in_step[0] = jumps, in_step
     sides = handover._sides(state, (ordered, ordered), columns, demand, routers, uniforms)
     for side in sides:
         side["counters"] = state.counters.copy()
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     while True:
         first, second = (state._replace(**side) for side in sides)
-        if coupled_loop(state, apart, first, second, routers, demand.max_concurrency, stages) != FULL:
+        if coupled_loop(state, transfers, first, second, routers, demand.max_concurrency, stages) != FULL:
             break
         state = with_room(state)
     raise_failures((*fleet.policies, fleet))

@@ -15,7 +15,9 @@ from oracle.old_loops.loops import (
     ticks_until,
     wants_place,
 )
-from windtunnel.core.apart.link import (
+from windtunnel.core.batch_time import group_time
+from windtunnel.core.compiled import entry, part
+from windtunnel.core.disaggregation.link import (
     ARRIVAL,
     BEGUN,
     CLIENT,
@@ -30,10 +32,8 @@ from windtunnel.core.apart.link import (
     push_event,
     start_transfer,
 )
-from windtunnel.core.apart.order import Order, others, place
-from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
-from windtunnel.core.batch_time import group_time
-from windtunnel.core.compiled import entry, part
+from windtunnel.core.disaggregation.order import Order, others, place
+from windtunnel.core.disaggregation.reservation import any_stirs, give_memory, give_seats
 from windtunnel.core.dispatch import (
     conclude,
     decide,
@@ -68,11 +68,11 @@ from windtunnel.core.records import (
 from windtunnel.core.router import choose, poll_balancer
 
 CAME, CLOSED, MORE_COUNTS = range(NUM_COUNTS, NUM_COUNTS + 3)
-"""Entries of ``Apart.counts`` behind those of the core."""
+"""Entries of ``Transfers.counts`` behind those of the core."""
 
 
-class Apart(NamedTuple):
-    """What prefill and decode pools have beyond a State; see ``core.apart.link``."""
+class Transfers(NamedTuple):
+    """What prefill and decode pools have beyond a State; see ``core.disaggregation.link``."""
 
     rules: Array
     handed: Array
@@ -92,25 +92,25 @@ class Apart(NamedTuple):
 
 
 @part
-def step_one(state: State, apart: Apart, pool: Pool, group: Group, stages: Any) -> int:
+def step_one(state: State, transfers: Transfers, pool: Pool, group: Group, stages: Any) -> int:
     """One step of a group; ``stages``: None where no pool has several."""
     if stages is not None and pool.role != DECODE:
         return step(state, pool, group)
-    return step_and_stage(state, apart, pool, group)
+    return step_and_stage(state, transfers, pool, group)
 
 
 @part
-def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
+def step_and_stage(state: State, transfers: Transfers, pool: Pool, group: Group) -> int:
     """One step of a group of one stage; one that decodes gives memory and seats to requests of other lanes."""
     first, last, time, decodes = group.first_lane, group.first_lane + group.num_lanes, group.now, pool.role == DECODE
     for i in range(first, last if decodes else first):
-        if apart.rules[0].stages_first:
-            give_memory(state, apart, pool, i, time)
-        give_seats(state, apart, pool, i, time)
+        if transfers.rules[0].reserves_first:
+            give_memory(state, transfers, pool, i, time)
+        give_seats(state, transfers, pool, i, time)
     scheduled, preempted = decide(state, pool, group)
-    if decodes and not (apart.rules[0].stages_first or preempted):
+    if decodes and not (transfers.rules[0].reserves_first or preempted):
         for i in range(first, last):
-            give_memory(state, apart, pool, i, time)
+            give_memory(state, transfers, pool, i, time)
     if scheduled:
         done = conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))
     else:
@@ -146,13 +146,13 @@ def bound_group(state: State, pool: Pool, group: Group) -> None:
 
 
 @part
-def is_told(apart: Apart, pool: Pool) -> bool:
+def is_told(transfers: Transfers, pool: Pool) -> bool:
     """Whether anything follows when a request leaves a lane of the pool."""
-    return bool(pool.role != DECODE or apart.counts[CLOSED])
+    return bool(pool.role != DECODE or transfers.counts[CLOSED])
 
 
 @part
-def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> int:
+def advance(state: State, transfers: Transfers, g: int, until: float, stages: Any) -> int:
     """Step a group, and again while its next decision lies before ``until``, up to a boundary at which a request left,
     or a decision that others see; FULL if the log needs room first."""
     group = state.groups[g]
@@ -162,11 +162,11 @@ def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> in
             return FULL
         stirs = pool.role == DECODE and any_stirs(state, pool, group)
         if stirs or jump(state, pool, group, until) == 0:
-            idle = step_one(state, apart, pool, group, stages) == IDLE
+            idle = step_one(state, transfers, pool, group, stages) == IDLE
             if idle and not (stirs and jump(state, pool, group, until) > 0):  # a batch may wait until it is due
                 group.bound = np.inf
                 return REACHED
-            if apart.counts[FRESH] > 0 or (group.released > 0 and is_told(apart, pool)):
+            if transfers.counts[FRESH] > 0 or (group.released > 0 and is_told(transfers, pool)):
                 break
         if group.now >= until:
             break
@@ -175,7 +175,7 @@ def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> in
 
 
 @part
-def wake(state: State, apart: Apart, g: int, time: float) -> None:
+def wake(state: State, transfers: Transfers, g: int, time: float) -> None:
     """Something has come to a group; an idle one decides now."""
     group = state.groups[g]
     if group.bound == group.now and group.now >= time:
@@ -186,7 +186,7 @@ def wake(state: State, apart: Apart, g: int, time: float) -> None:
         for i in range(group.first_lane, group.first_lane + group.num_lanes):
             state.lanes[i].released = 0
     group.bound = group.now
-    place(state.groups, apart.order, g)
+    place(state.groups, transfers.order, g)
 
 
 @part
@@ -197,28 +197,28 @@ def is_behind(state: State, i: int, time: float) -> bool:
 
 
 @part
-def settle(state: State, apart: Apart, g: int) -> None:
+def settle(state: State, transfers: Transfers, g: int) -> None:
     """A group has advanced: others may see it."""
     group = state.groups[g]
-    if group.released > 0 and is_told(apart, state.pools[group.pool]):
+    if group.released > 0 and is_told(transfers, state.pools[group.pool]):
         group.untold = 1
         group.bound = group.now
-    place(state.groups, apart.order, g)
-    for k in range(apart.counts[FRESH]):
-        one = apart.fresh[k]
-        go_on(apart, one, apart.handed[one].admitted)
-    apart.counts[FRESH] = 0
+    place(state.groups, transfers.order, g)
+    for k in range(transfers.counts[FRESH]):
+        one = transfers.fresh[k]
+        go_on(transfers, one, transfers.handed[one].admitted)
+    transfers.counts[FRESH] = 0
 
 
 # A request on its way.
 
 
 @part
-def begin(state: State, apart: Apart) -> None:
+def begin(state: State, transfers: Transfers) -> None:
     """No request has come yet."""
-    n, rules = len(apart.handed), apart.rules[0]
+    n, rules = len(transfers.handed), transfers.rules[0]
     for r in range(n):
-        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        one, request, row = transfers.handed[r], state.requests[r], state.requests[n + r]
         refused = request.state == REFUSED
         one.stays = not refused and request.prompt <= rules.local
         one.goes = not refused and not one.stays and row.output > 1
@@ -230,11 +230,11 @@ def begin(state: State, apart: Apart) -> None:
 
 
 @part
-def end(state: State, apart: Apart) -> None:
+def end(state: State, transfers: Transfers) -> None:
     """The first row of each request says of both what its client sees."""
-    n, again, relayed = len(apart.handed), apart.rules[0].again, apart.rules[0].relayed
+    n, again, relayed = len(transfers.handed), transfers.rules[0].again, transfers.rules[0].relayed
     for r in range(n):
-        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        one, request, row = transfers.handed[r], state.requests[r], state.requests[n + r]
         if one.stays:
             one.prefill_lane = row.lane
             state.requests[r] = row
@@ -246,23 +246,23 @@ def end(state: State, apart: Apart) -> None:
             request.preemptions += row.preemptions
         if one.goes and (relayed or again):
             request.first_token = one.joined if relayed else np.nan
-    end_stalls(state, apart, again)
+    end_stalls(state, transfers, again)
 
 
 @part
-def end_stalls(state: State, apart: Apart, again: int) -> None:
+def end_stalls(state: State, transfers: Transfers, again: int) -> None:
     """Stalls are of requests, not of their rows; ``again``: the end of the first one on the decode side is the first
     token, and that is no stall."""
-    n, stalls, requests, kept = len(apart.handed), state.stalls, state.requests, 0
+    n, stalls, requests, kept = len(transfers.handed), state.stalls, state.requests, 0
     for k in range(state.counters[STALLS] if again else 0):
         r, token = stalls[k].request - n, stalls[k].resumed_token
-        if r >= 0 and apart.handed[r].goes and not requests[r].first_token <= token:
+        if r >= 0 and transfers.handed[r].goes and not requests[r].first_token <= token:
             requests[r].first_token = token
     for k in range(state.counters[STALLS]):
         r, token = stalls[k].request, stalls[k].resumed_token
         if r >= n:
             r -= n
-            if again and apart.handed[r].goes and token == requests[r].first_token:
+            if again and transfers.handed[r].goes and token == requests[r].first_token:
                 continue
         stalls[kept].request, stalls[kept].last_token, stalls[kept].resumed_token = r, stalls[k].last_token, token
         kept += 1
@@ -278,13 +278,13 @@ def chosen(side: State, router: int, r: int, time: float) -> int:
 
 
 @part
-def start(state: State, apart: Apart, first: State, second: State, r: int, time: float) -> None:
+def start(state: State, transfers: Transfers, first: State, second: State, r: int, time: float) -> None:
     """A client's request arrives: a prefill lane gets it, where a decode lane has to be asked first after that one. A
     prompt that stays goes to a decode lane only."""
-    one = apart.handed[r]
+    one = transfers.handed[r]
     if one.stays:
-        row = len(apart.handed) + r
-        lane = arrive_at_decode(state, apart, second, row, time)
+        row = len(transfers.handed) + r
+        lane = arrive_at_decode(state, transfers, second, row, time)
         enqueue(state, state.pools[state.groups[lane.group].pool], lane, row)
         return
     one.prefill_lane, first.counters[CHOSEN] = first.counters[CHOSEN], NONE
@@ -293,85 +293,85 @@ def start(state: State, apart: Apart, first: State, second: State, r: int, time:
     one.source = state.groups[lane.group].replica
     lane.outstanding += 1
     lane.coming += 1
-    if one.goes and apart.rules[0].gated:
-        ask_decode(state, apart, second, r, time)
+    if one.goes and transfers.rules[0].gated:
+        ask_decode(state, transfers, second, r, time)
     else:
-        queue_prompt(state, apart, r, time)
+        queue_prompt(state, transfers, r, time)
 
 
 @part
-def queue_prompt(state: State, apart: Apart, r: int, time: float) -> None:
+def queue_prompt(state: State, transfers: Transfers, r: int, time: float) -> None:
     """The prompt may be computed."""
-    lane = state.lanes[apart.handed[r].prefill_lane]
+    lane = state.lanes[transfers.handed[r].prefill_lane]
     lane.coming -= 1
     state.requests[r].state = QUEUED
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    wake(state, apart, lane.group, time)
+    wake(state, transfers, lane.group, time)
 
 
 @part
-def arrive_at_decode(state: State, apart: Apart, second: State, row: int, time: float) -> Lane:
+def arrive_at_decode(state: State, transfers: Transfers, second: State, row: int, time: float) -> Lane:
     """Row ``row`` of the requests comes to the decode lane that was chosen, which decides now if it is idle."""
     lane: Lane = state.lanes[second.counters[CHOSEN]]
     state.requests[row].lane, state.requests[row].state = second.counters[CHOSEN], QUEUED
     state.requests[row].arrival = time
     second.counters[CHOSEN] = NONE
     lane.outstanding += 1
-    wake(state, apart, lane.group, time)
+    wake(state, transfers, lane.group, time)
     return lane
 
 
 @part
-def ask_decode(state: State, apart: Apart, second: State, r: int, time: float) -> None:
+def ask_decode(state: State, transfers: Transfers, second: State, r: int, time: float) -> None:
     """A decode lane is asked for memory."""
-    row, one = len(apart.handed) + r, apart.handed[r]
-    lane = arrive_at_decode(state, apart, second, row, time)
+    row, one = len(transfers.handed) + r, transfers.handed[r]
+    lane = arrive_at_decode(state, transfers, second, row, time)
     one.asked, one.destination = time, state.groups[lane.group].replica
     ask(lane, state.requests, row)
 
 
 @part
-def go_on(apart: Apart, r: int, time: float) -> None:
+def go_on(transfers: Transfers, r: int, time: float) -> None:
     """A decode lane has memory for the request."""
-    if apart.rules[0].gated:
-        push_event(apart, time, ARRIVAL, r)
+    if transfers.rules[0].gated:
+        push_event(transfers, time, ARRIVAL, r)
     else:
-        start_transfer(apart, r, time)
+        start_transfer(transfers, r, time)
 
 
 @part
-def end_transfer(state: State, apart: Apart, r: int, time: float) -> None:
+def end_transfer(state: State, transfers: Transfers, r: int, time: float) -> None:
     """The KV of a request is with its decode lane."""
-    row = len(apart.handed) + r
-    apart.handed[r].transfer_end = time
+    row = len(transfers.handed) + r
+    transfers.handed[r].transfer_end = time
     if state.requests[r].holds:
-        source = state.lanes[apart.handed[r].prefill_lane]
+        source = state.lanes[transfers.handed[r].prefill_lane]
         let_go(state, state.pools[state.groups[source.group].pool], source, r)
         source.watches -= 1
         if source.outstanding > 0:
-            wake(state, apart, source.group, time)
+            wake(state, transfers, source.group, time)
     lane = state.lanes[state.requests[row].lane]
     put_ready(lane, state.requests, row)
-    wake(state, apart, lane.group, time)
+    wake(state, transfers, lane.group, time)
 
 
 @part
-def leave(state: State, apart: Apart, r: int, time: float) -> None:
+def leave(state: State, transfers: Transfers, r: int, time: float) -> None:
     """A row of the requests has left its lane."""
-    n = len(apart.handed)
-    if r >= n or not apart.handed[r].goes:
+    n = len(transfers.handed)
+    if r >= n or not transfers.handed[r].goes:
         complete(state, r - n if r >= n else r, time)
         return
-    one = apart.handed[r]
+    one = transfers.handed[r]
     one.prefill_end = time
-    if not apart.rules[0].relayed:
+    if not transfers.rules[0].relayed:
         state.requests[n + r].last_token = time
     if state.requests[r].holds:
         state.lanes[one.prefill_lane].watches += 1
-    if apart.rules[0].gated:
-        start_transfer(apart, r, time)
+    if transfers.rules[0].gated:
+        start_transfer(transfers, r, time)
     else:
-        push_event(apart, time + apart.rules[0].proxy, ARRIVAL, n + r)
+        push_event(transfers, time + transfers.rules[0].proxy, ARRIVAL, n + r)
 
 
 @part
@@ -386,7 +386,7 @@ def first_to_leave(state: State, i: int) -> int:
 
 
 @part
-def tell(state: State, apart: Apart, g: int) -> None:
+def tell(state: State, transfers: Transfers, g: int) -> None:
     """Let the requests go on that left at the group's boundary."""
     group = state.groups[g]
     group.untold = 0
@@ -394,21 +394,21 @@ def tell(state: State, apart: Apart, g: int) -> None:
         r = first_to_leave(state, i)
         for _ in range(state.lanes[i].released):
             following = state.requests[r].next
-            leave(state, apart, r, group.now)
+            leave(state, transfers, r, group.now)
             r = following
     bound_group(state, state.pools[group.pool], group)
-    place(state.groups, apart.order, g)
+    place(state.groups, transfers.order, g)
 
 
 # Events.
 
 
 @part
-def next_client(state: State, apart: Apart) -> tuple[float, int]:
+def next_client(state: State, transfers: Transfers) -> tuple[float, int]:
     """When the next client's request comes, and which; (infinite, NONE) if none is known to."""
     time, r = np.inf, NONE
-    if apart.counts[CAME] < len(apart.arrivals):
-        r = apart.arrivals[apart.counts[CAME]]
+    if transfers.counts[CAME] < len(transfers.arrivals):
+        r = transfers.arrivals[transfers.counts[CAME]]
         time = state.requests[r].arrival
     if state.counters[RELEASES] > 0:
         released = state.releases[0]
@@ -418,22 +418,22 @@ def next_client(state: State, apart: Apart) -> tuple[float, int]:
 
 
 @part
-def take_client(state: State, apart: Apart, r: int) -> None:
+def take_client(state: State, transfers: Transfers, r: int) -> None:
     """That request has come."""
     if state.counters[RELEASES] > 0 and state.releases[0].request == r:
         next_release(state)
     else:
-        apart.counts[CAME] += 1
+        transfers.counts[CAME] += 1
 
 
 @part
-def next_event(state: State, apart: Apart) -> tuple[float, int]:
+def next_event(state: State, transfers: Transfers) -> tuple[float, int]:
     """(Time, kind) of what happens next; infinite if nothing is known to."""
-    time, kind = next_client(state, apart)[0], CLIENT
-    if apart.counts[EVENTS] > 0 and apart.events[0].time <= time:
-        time, kind = apart.events[0].time, apart.events[0].kind
-    if apart.counts[NEXT] != NONE:
-        until = apart.shared[apart.counts[NEXT]].until
+    time, kind = next_client(state, transfers)[0], CLIENT
+    if transfers.counts[EVENTS] > 0 and transfers.events[0].time <= time:
+        time, kind = transfers.events[0].time, transfers.events[0].kind
+    if transfers.counts[NEXT] != NONE:
+        until = transfers.shared[transfers.counts[NEXT]].until
         if until < time or (until == time and kind > LEAVES_NIC):
             time, kind = until, LEAVES_NIC
     return time, kind
@@ -450,7 +450,7 @@ def may_come(state: State, r: int, limit: int) -> bool:
 @part
 def behind(
     state: State,
-    apart: Apart,
+    transfers: Transfers,
     routers: tuple[int, int],
     first: State,
     second: State,
@@ -460,24 +460,24 @@ def behind(
 ) -> int:
     """A group that the next event concerns and that has decisions to make before; NONE if there is none. Lanes are
     chosen for those who come."""
-    n, r, here, there = len(apart.handed), NONE, NONE, NONE
+    n, r, here, there = len(transfers.handed), NONE, NONE, NONE
     if kind == LEAVES_NIC:
         return NONE
     comes, asks = False, False
     if kind == CLIENT:
-        r = next_client(state, apart)[1]
+        r = next_client(state, transfers)[1]
         if not may_come(state, r, limit):
             return NONE
-        comes = apart.handed[r].stays == 0
-        asks = not comes or bool(apart.handed[r].goes and apart.rules[0].gated)
+        comes = transfers.handed[r].stays == 0
+        asks = not comes or bool(transfers.handed[r].goes and transfers.rules[0].gated)
     else:
-        r = apart.events[0].request
+        r = transfers.events[0].request
         asks = r >= n
         r -= n if asks else 0
     if comes:
         here = chosen(first, routers[0], r, time)
     elif not asks:
-        here = apart.handed[r].prefill_lane
+        here = transfers.handed[r].prefill_lane
     if asks:
         there = chosen(second, routers[1], n + r, time)
     elif kind == TRANSFER_END:
@@ -490,29 +490,29 @@ def behind(
 
 
 @part
-def happen(state: State, apart: Apart, first: State, second: State, limit: int, time: float, kind: int) -> None:
+def happen(state: State, transfers: Transfers, first: State, second: State, limit: int, time: float, kind: int) -> None:
     """The next event takes place."""
-    n = len(apart.handed)
+    n = len(transfers.handed)
     if kind == LEAVES_NIC:
-        leave_nic(apart, time)
+        leave_nic(transfers, time)
     elif kind == CLIENT:
-        r = next_client(state, apart)[1]
-        take_client(state, apart, r)
+        r = next_client(state, transfers)[1]
+        take_client(state, transfers, r)
         if state.requests[r].state == REFUSED:
             state.requests[r].arrival = time
             complete(state, r, time)
         elif wants_place(state, r, limit):
             state.requests[r].arrival = time
-            start(state, apart, first, second, r, time)
+            start(state, transfers, first, second, r, time)
     else:
-        r = apart.events[0].request
-        pop_event(apart)
+        r = transfers.events[0].request
+        pop_event(transfers)
         if kind == TRANSFER_END:
-            end_transfer(state, apart, r, time)
+            end_transfer(state, transfers, r, time)
         elif r < n:
-            queue_prompt(state, apart, r, time)
+            queue_prompt(state, transfers, r, time)
         else:
-            ask_decode(state, apart, second, r - n, time)
+            ask_decode(state, transfers, second, r - n, time)
 
 
 @part
@@ -527,38 +527,38 @@ def poll(state: State, now: float) -> float:
 
 @entry
 def coupled_loop(
-    state: State, apart: Apart, first: State, second: State, routers: tuple[int, int], limit: int, stages: Any
+    state: State, transfers: Transfers, first: State, second: State, routers: tuple[int, int], limit: int, stages: Any
 ) -> int:
     """Simulate to the end, with at most ``limit`` (0: any number) requests in flight. FULL: call again with more room.
 
     ``first`` and ``second`` are the State as routers of the two sides see it, with their replicas, random numbers and
     counters. ``stages``: None where no pool has several.
     """
-    groups, order = state.groups, apart.order
+    groups, order = state.groups, transfers.order
     looked = looks(state, routers[0]) or looks(state, routers[1])
     order.in_step[0] |= looked
-    if not apart.counts[BEGUN]:
-        begin(state, apart)
-    apart.counts[BEGUN] = 1
+    if not transfers.counts[BEGUN]:
+        begin(state, transfers)
+    transfers.counts[BEGUN] = 1
     while True:
         g = order.winners[1]
         group, idle = groups[g], groups[g].bound == np.inf
-        time, kind = next_event(state, apart)
+        time, kind = next_event(state, transfers)
         if idle and time == np.inf:
-            end(state, apart)
+            end(state, transfers)
             return REACHED
         look = poll(state, time if idle else min(group.now, time)) if looked else np.inf
         if group.untold and group.now <= time:
-            tell(state, apart, g)
+            tell(state, transfers, g)
             continue
         if idle or group.now >= time or (group.bound > time and not order.in_step[0]):
-            g = behind(state, apart, routers, first, second, limit, time, kind)
+            g = behind(state, transfers, routers, first, second, limit, time, kind)
             if g == NONE:
-                happen(state, apart, first, second, limit, time, kind)
+                happen(state, transfers, first, second, limit, time, kind)
                 continue
             until = time
         else:
             until = max(min(time, look, others(order, g)), np.nextafter(group.now, np.inf))
-        if advance(state, apart, g, until, stages) == FULL:
+        if advance(state, transfers, g, until, stages) == FULL:
             return FULL
-        settle(state, apart, g)
+        settle(state, transfers, g)

@@ -97,7 +97,7 @@ class Custom:
         self.held = False
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
-        """See oracle.staging: vLLM's rule, and the scheduler's own."""
+        """See oracle.reservation: vLLM's rule, and the scheduler's own."""
         others = self.num_running + staged
         if self.waiting or not has_room(self._blocks, request, reserved, others, self._free):
             return False
@@ -111,14 +111,14 @@ class Custom:
         return answer
 
     def stage(self, request: Request) -> None:
-        """See oracle.staging: all tokens but the last known one come with the request."""
+        """See oracle.reservation: all tokens but the last known one come with the request."""
         request.ahead = True
         request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
         self._allocate(request, request.num_computed_tokens)
         self.beside[request] = None
 
     def join(self, request: Request) -> None:
-        """See oracle.staging."""
+        """See oracle.reservation."""
         request.resumed = True
         del self.beside[request]
         self.running[request] = None

@@ -353,13 +353,13 @@ class Scheduler:
         request.num_blocks = 0
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
-        """See oracle.staging: when nothing waits that was here before."""
+        """See oracle.reservation: when nothing waits that was here before."""
         request.num_computed_tokens = request.num_tokens - 1
         kept = self._blocks(reserved) * (len(self.running) + staged + 1) + self._margin()
         return not self.num_waiting and self._missing_blocks(request, 1) + kept <= self.free_blocks
 
     def stage(self, request: Request) -> None:
-        """See oracle.staging: all tokens but the last known one come with the request."""
+        """See oracle.reservation: all tokens but the last known one come with the request."""
         request.prefill_tokens = request.num_computed_tokens
         declared = declared_output(request, self.limits)
         reserved = self.policy.reserved_tokens(request.prompt_tokens, declared, self.limits)
@@ -367,6 +367,6 @@ class Scheduler:
         self.free_blocks -= request.num_blocks
 
     def join(self, request: Request) -> None:
-        """See oracle.staging."""
+        """See oracle.reservation."""
         request.resumed = True
         self.running.append(request)

@@ -13,6 +13,7 @@ from kernel_tables import (
     write_table,
 )
 
+from windtunnel.hardware import device
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 from windtunnel.perf.kinds.collective import Collective, LinkTable
@@ -78,3 +79,19 @@ def test_nccl_stands_in_where_the_own_kernel_is_off_and_ranks_may_have_to_wait(m
     real = Predictor(roofline(H100), measured, "")
     waited = real.times(late, np.ones(1), np.zeros(1)).seconds - real.times(own, np.ones(1), np.zeros(1)).seconds
     assert waited == pytest.approx(1e-5)
+
+
+def test_over_pcie_the_faster_of_the_own_kernel_and_nccl_counts(systems: Path) -> None:
+    write_table(systems, "l40s/gemm/vllm/0.24.0/gemm_perf", gemm_rows())
+    sizes = [1024, 65536, 4194304]
+    rows = {"num_gpus": 4, "message_size": sizes, "kernel_source": "one"}
+    own = rows | {"latency": [0.01, 0.1, 4.0], "backend": "vllm_graph"}
+    nccl = rows | {"latency": [0.02, 0.05, 2.0], "op_name": "all_reduce", "nccl_dtype": "half"}
+    write_table(systems, "l40s/comm/vllm/0.24.0/custom_allreduce_perf", own)
+    write_table(systems, "l40s/comm/nccl/2.29.2/nccl_perf", nccl)
+    database = open_database("l40s", "vllm")
+    assert database is not None
+    link = LinkTable(Measured(database, device("l40s")))
+    found = link.times(Collective("all_reduce", 4, 1), np.array(sizes, dtype=float))
+    assert found is not None
+    np.testing.assert_allclose(found.seconds, [1e-5, 5e-5, 2e-3], rtol=1e-9)

@@ -9,6 +9,7 @@ from profiling.handmade import LLAMA_8B, seconds, write_profile
 
 from windtunnel.errors import InputError
 from windtunnel.perf.profile.folder import NEEDED, read_profile
+from windtunnel.perf.profile.shapes import HOST
 
 VIDUR = Path(__file__).parents[4] / "shared" / "vidur" / "profiling"
 
@@ -48,6 +49,10 @@ def test_vidur_s_folder_is_read() -> None:
     assert here.sum() == 1
     assert 1e-5 < prefill.seconds[here][0] < 3e-5
     assert {tp for _, tp in found.points} == {1, 2, 4, 8}
+    near, far = (found.points["send_recv", group].seconds for group in (2, 1))
+    assert (len(near), 0 < near[0] < near[-1]) == (len(far), True)
+    assert [tp for name, tp in found.points if name in HOST] == [4] * len(HOST)
+    assert 5e-4 < found.points["cpu_schedule", 4].seconds[-1] < 5e-3
 
 
 def test_columns_of_operators_that_are_missing(tmp_path: Path) -> None:
@@ -59,7 +64,12 @@ def test_columns_of_operators_that_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("-1.0", r"mlp_up_proj takes -1\.0 ms: must be ≥ 0"), ("inf", "takes inf ms"), ("fast", "what is no number")],
+    [
+        ("-1.0", r"mlp_up_proj takes -1\.0 ms: must be ≥ 0"),
+        ("inf", "takes inf ms"),
+        ("fast", "what is no number"),
+        ("nan", "row 4: time_stats.mlp_up_proj.median is nan: measure it again"),
+    ],
 )
 def test_impossible_times(tmp_path: Path, value: str, words: str) -> None:
     edit(write_profile(tmp_path) / "mlp.csv", with_time(value))
@@ -69,12 +79,12 @@ def test_impossible_times(tmp_path: Path, value: str, words: str) -> None:
 
 def test_a_row_without_a_time_is_left_out_and_a_column_without_any_is_refused(tmp_path: Path) -> None:
     place = write_profile(tmp_path)
-    edit(place / "mlp.csv", with_time("nan"))
+    edit(place / "mlp.csv", with_time(""))
     assert len(read_profile(tmp_path).points["mlp_up_proj", 1]) == 9
 
     def all_missing(rows: list[list[str]]) -> list[list[str]]:
         column = rows[0].index("time_stats.mlp_up_proj.median")
-        return [rows[0], *([*row[:column], "nan", *row[column + 1 :]] for row in rows[1:])]
+        return [rows[0], *([*row[:column], "", *row[column + 1 :]] for row in rows[1:])]
 
     edit(place / "mlp.csv", all_missing)
     with pytest.raises(InputError, match="mlp_up_proj: every time is NaN"):

@@ -1,12 +1,13 @@
 """A profile as the source of batch times: its times come back in tables, and what does not fit is refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from profiling.handmade import seconds, write_profile
+from profiling.handmade import LLAMA_8B, seconds, write_profile
 
 from perf.profile.test_folder import VIDUR, edit
 from windtunnel.deployment import Engine, Pool
@@ -31,6 +32,15 @@ def pool(name: str = "h100", model: str = "meta-llama/Llama-3.1-8B", tp: int = 1
     return Pool(load_model(model), device(name), Engine(tensor_parallel_size=tp, **(LIMITS | engine)))
 
 
+def test_a_profile_of_a_busy_machine_is_said_to_be_one(folder: Path) -> None:
+    manifest = folder / "profile.json"
+    about = json.loads(manifest.read_text())
+    for differ, busy in ((0.2, False), (169.17, True)):
+        manifest.write_text(json.dumps(about | {"repeats_differ": {"mlp_up_proj": differ, "add": 0.3, "rope": differ}}))
+        notes = tabulate(pool(), f"profile:{folder}").notes
+        assert ("points that were measured twice differ by 16917 %" in " ".join(notes)) is busy
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_profile(tmp_path)
@@ -51,6 +61,49 @@ def test_a_batch_takes_the_sum_of_its_operators(folder: Path, tp: int) -> None:
     others = sum(row.seconds for row in found.rows if row.name == "logits_all_gather")
     assert found.gpu_seconds - others == pytest.approx(expected, rel=1e-9)
     assert found.total_seconds - found.gpu_seconds == pytest.approx(1e-3 + 1e-5)
+
+
+def with_columns(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_trained_on_a_padded_vocabulary(folder: Path) -> None:
+    """Vidur's CSV files say 128,512 where the model has 128,256: trained estimators are the model's, too."""
+
+    def padded(rows: list[list[str]]) -> list[list[str]]:
+        place = rows[0].index("vocab_size")
+        return [rows[0], *([*row[:place], "128512", *row[place + 1 :]] for row in rows[1:])]
+
+    edit(folder / "compute" / "h100_sxm" / "llama" / "mlp.csv", padded)
+    estimate(read_profile(folder)).save(folder / "trained")
+    assert read_estimates(folder / "trained").shape.vocab_size == 128512
+    assert predictor(pool(), f"profile:{folder / 'trained'}").origin["device"] == "h100_sxm"
+    with pytest.raises(InputError, match="estimators of another model"):
+        read_estimates(folder / "trained", shape=replace(LLAMA_8B, n_embd=2048))
+
+
+def test_vidurs_cpu_overheads_add_up_where_their_degree_is_asked(folder: Path) -> None:
+    parts = "schedule_median,sampler_e2e_median,prepare_inputs_e2e_median,process_model_outputs_median"
+    rows = [f"llama,{n},2,{0.1 * n},0.5,0.25,0.15,{2.0 + n}" for n in (1, 2, 4, 8, 16)]
+    head = f"model_name,batch_size,tensor_parallel_degree,{parts},ray_comm_time_mean"
+    with_columns(folder, "cpu_overhead/h100.csv", "\n".join([head, *rows, "other,1,1,9,9,9,9,9", ""]))
+    (folder / "profile.json").unlink()
+    found = tabulate(pool(tp=2), f"profile:{folder}").times
+    assert found.host_serial[[0, 1, 8]].tolist() == pytest.approx([0.0, 4.0e-3, 11.7e-3])
+    assert not found.host_overlapped.any()
+    alone = tabulate(pool(), f"profile:{folder}")
+    assert "its CPU overheads are of TP 2, not 1" in alone.notes[0]
+    assert alone.times.host_overlapped.any()
+
+
+def test_a_stage_sends_in_what_was_measured(folder: Path) -> None:
+    head = "time_stats.send_recv.median,num_workers,size,devices_per_node"
+    rows = [f"{0.25 * group * size / 2**20},2,{size},{group}" for size in (2**20, 2**22) for group in (1, 2)]
+    with_columns(folder, "network/h100_sxm/send_recv.csv", "\n".join([head, *rows, ""]))
+    found = explain(pool(pipeline_parallel_size=2), parse_batch("prefill=1x128"), f"profile:{folder}")
+    sent = sum(row.seconds for row in found.rows if row.name == "send")
+    assert sent == pytest.approx(2 * 0.5e-3)  # of 128 tokens hidden state and residual, 1 MiB each
 
 
 def test_tables_are_interpolated_and_say_where_they_are_from(folder: Path) -> None:

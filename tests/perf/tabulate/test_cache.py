@@ -52,6 +52,14 @@ def test_the_cache_gives_back_what_was_built(tmp_path: Path) -> None:
     assert kept.notes == fresh.notes
 
 
+def test_equal_tables_are_kept_once(tmp_path: Path) -> None:
+    whole = tabulate(pool(), cache=tmp_path / "cache")
+    assert np.array_equal(whole.times.decode_attention, whole.times.mixed_attention)
+    with np.load(next((tmp_path / "cache").iterdir())) as file:
+        kept = [file[name].tobytes() for name in file.files if file[name].ndim == 2]
+    assert len(set(kept)) == len(kept)
+
+
 def test_reading_the_cache_does_not_load_pyarrow(tmp_path: Path) -> None:
     tabulate(pool(), cache=tmp_path / "cache")
     code = (
@@ -135,10 +143,13 @@ def test_many_at_once_leave_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_oldest_tables_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.perf.tabulate.cache.KEPT", 2)
-    names = []
+    monkeypatch.setattr("windtunnel.perf.tabulate.cache.SWEPT", "0123456789abcdef")
+    names: list[set[str]] = []
     for seqs in (4, 5, 6):
         tabulate(pool(max_num_seqs=seqs), cache=tmp_path / "cache")
+        if not names:
+            (first,) = (tmp_path / "cache").iterdir()
+            monkeypatch.setattr("windtunnel.perf.tabulate.cache.KEPT", int(2.5 * first.stat().st_size))
         names.append({path.name for path in (tmp_path / "cache").iterdir()})
     assert len(names[1]) == len(names[2]) == 2
     assert names[0] & names[1] and not names[0] & names[2]

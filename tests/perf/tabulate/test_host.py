@@ -22,7 +22,7 @@ from windtunnel.perf.tabulate.host import (
     dispatch_floor,
     eager_floor,
     host_cost,
-    host_of,
+    host_tables,
 )
 from windtunnel.perf.tabulate.tables import axes
 
@@ -261,8 +261,8 @@ def test_ranks_that_need_not_agree_do_not() -> None:
 def test_measured_host_work_takes_the_place_of_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pool(LLAMA, "vllm-0.32")
     times = predictor_from(made, "modelled")
-    assert host_of(times, made) == host_cost(made)
-    monkeypatch.setattr(type(times), "host_seconds", (2e-3, 3e-6))
-    overlapped, serial = host_of(times, made).tables(2)
+    assert [*map(list, host_tables(times, made, 2))] == [*map(list, host_cost(made).tables(2))]
+    monkeypatch.setattr(type(times), "host_seconds", lambda _, requests: 2e-3 + 3e-6 * requests)
+    overlapped, serial = host_tables(times, made, 2)
     assert overlapped.tolist() == [0.0, 0.0, 0.0]
     assert serial.tolist() == pytest.approx([0.0, 2.003e-3, 2.006e-3])

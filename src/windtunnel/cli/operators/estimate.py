@@ -74,6 +74,7 @@ def _rows(compared: "list[Compared]") -> list[dict[str, Any]]:
     return [
         {
             "operator": row.operator,
+            "shards": row.shards,
             "points": row.points,
             "best": row.winner,
             "settings": str(row.learner),
@@ -91,7 +92,7 @@ def _show(compared: "list[Compared]", device: str, shards: int) -> None:
     names = list(compared[0].found)
     rows = [
         [
-            row.operator,
+            row.operator if row.shards == shards else f"{row.operator} (of {row.shards})",
             str(row.points),
             *(f"{100 * row.found[n][1].median:.2f}" if n in row.found else "–" for n in names),
             row.winner,

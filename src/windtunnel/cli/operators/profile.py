@@ -10,6 +10,8 @@ from windtunnel.cli.arguments import OUTPUT
 from windtunnel.profiling.sizes import Extent
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Device
+    from windtunnel.model import Model
     from windtunnel.perf.profile.folder import Profile
 
 
@@ -23,6 +25,7 @@ def profile(
     tensor_parallel_size: tuple[int, ...] = (1,),
     points: Annotated[Extent, Parameter(name="*")] = Extent(),  # noqa: B008 - frozen
     threads: int = 0,
+    dry_run: bool = False,
     against: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Measure the operators of a model's shards on this machine, with torch.
@@ -44,23 +47,78 @@ def profile(
         Degrees whose shards are measured, all on one device; all-reduces of this many processes.
     threads
         Of torch on a CPU; 0: as many as it takes by itself.
+    dry_run
+        Measure nothing: print operators, shapes, points and about how many minutes they take. Needs no torch where
+        --name is a device of windtunnel list devices.
     against
         Another profile folder: print how far this one is from it, by operator.
     """
+    from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
-    from windtunnel.perf.profile.folder import read_profile
+    from windtunnel.perf.profile.folder import read_profile, unsteady
     from windtunnel.profiling.machine import find_machine
     from windtunnel.profiling.profile import profile as measure
 
     shards = tuple(sorted(set(tensor_parallel_size)))
     known = load_model(model)
+    if dry_run:
+        _preview(known, shards, points, name, device_kind, threads)
+        return
     machine = find_machine(device_kind, name, threads)
     measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
     _show(measured)
+    if trouble := unsteady(measured.about):
+        show(wrapped(trouble))
     if against is not None:
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
     sys.stdout.write(f"\nuse it: windtunnel run --model {model} {place} --perf profile:{output}\n")
+
+
+def _preview(model: "Model", shards: tuple[int, ...], points: Extent, name: str, kind: str, threads: int) -> None:
+    from windtunnel.cli.terminal import remarks, show, table
+    from windtunnel.profiling.preview import preview
+    from windtunnel.profiling.profile import divided
+
+    device = _device(name, kind, threads)
+    asked = preview(divided(model, shards), shards, points, device)
+    rows = [
+        [
+            f"{one.operator} TP {one.shards}",
+            one.describe,
+            str(one.points),
+            f"{one.largest[0]:,}" + (f" × {one.largest[1]:,}" if one.largest[1] else ""),
+            "–" if one.seconds is None else f"{one.seconds / 60:.2f}",
+        ]
+        for one in asked
+    ]
+    total = sum(one.seconds or 0.0 for one in asked) / 60
+    what = f"{sum(one.points for one in asked)} points at most"
+    title = f"{model.name}: {what}" + (f", about {total:.1f} minutes on {device.name}" if device else "")
+    said = (
+        [] if device else ["for minutes install torch, or name a device of windtunnel list devices, e.g. --name h100"]
+    )
+    show(table(["operator", "a shard computes", "points", "largest", "minutes"], rows, title), *remarks(said))
+
+
+def _device(name: str, kind: str, threads: int) -> "Device | None":
+    """A device of this name, or else the machine here if torch is there to measure its peaks."""
+    from importlib.util import find_spec
+    from tempfile import TemporaryDirectory
+
+    from windtunnel.hardware import device, load_devices
+    from windtunnel.profiling.machine import device_toml, find_machine, peaks
+
+    known = {alias for one in load_devices().values() for alias in (one.name, *one.aliases)}
+    if name.lower().replace("-", "_") in known:
+        return device(name)
+    if not find_spec("torch"):
+        return None
+    machine = find_machine(kind, name, threads)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "device.toml"
+        path.write_text(device_toml(machine, peaks(machine, 3), 1), encoding="utf-8")
+        return device(machine.name, [path])
 
 
 def _show(measured: "Profile") -> None:

@@ -1,7 +1,9 @@
 """plan: the cheapest deployment that keeps the limits."""
 
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -9,28 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
-from windtunnel.cli.plan.apart import POOLS, Apart
+from windtunnel.cli.plan.disaggregation import POOLS, Disaggregation
 from windtunnel.cli.plan.flags import BUYER, CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Buyer, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
-from windtunnel.cli.plan.other_loads import cases_of, draws_of
+from windtunnel.cli.plan.other_loads import cases_of, draws_of, loads_of
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
 from windtunnel.scenario.load_flags import require_seeds
 
 if TYPE_CHECKING:
+    from windtunnel.deployment import Deployment
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer.recommendation import Riskier
     from windtunnel.plan.answer.why import Asked as Doubted
-    from windtunnel.plan.apart.pool_space import PoolSpace
-    from windtunnel.plan.apart.together import Verdict
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
+    from windtunnel.plan.search import Stop
     from windtunnel.plan.search_result import SearchResult
+    from windtunnel.plan.several.loads import Common
     from windtunnel.plan.space import Space
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import Surveyed
     from windtunnel.plan.what_if import WhatIf
+    from windtunnel.plan.workers import Team
     from windtunnel.workload import Workload
 
     AnySpace = Space | PoolSpace
@@ -54,6 +60,11 @@ class Wanted:
     """Find every candidate's value, for comparison; many more simulations."""
     tolerance: float = 0.01
     """Relative resolution of rates."""
+    load: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    """Loads that one deployment must serve, each in the words of --what-if: azure-conv@20 azure-code@5. What counts is
+    the load under which it does worst."""
+    weights: Annotated[tuple[float, ...], Parameter(show_default=False)] = ()
+    """A weight for each --load: their weighted mean counts, instead of the worst."""
     what_if: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     """Other loads: a trace, @RATE for another target rate, TRACE@RATE, +30% of the rate, or prompts*2. Says what each
     costs, and what keeping the first settings costs."""
@@ -75,13 +86,17 @@ class Wanted:
             raise InputError(f"time_limit={self.time_limit:g}: must be seconds > 0")
         if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
+        if self.weights and len(self.weights) != len(self.load):
+            count = len(self.load)
+            raise InputError(f"weights: {len(self.weights)} for {count} of --load: give one for each")
         if (self.buyer.whole_nodes or self.buyer.spare) and not self.finds_replicas:
             raise InputError("whole_nodes and spare: count what is bought for a rate: add --target-request-rate")
 
     @property
     def finds_replicas(self) -> bool:
         """Whether the number of replicas is found, for a rate."""
-        return self.target_request_rate is not None or self.objective in ("cost", "gpus")
+        rated = any("@" in text for text in self.load)
+        return self.target_request_rate is not None or self.objective in ("cost", "gpus") or rated
 
     def goal(self, space: "AnySpace", workload: "Workload") -> "Objective":
         """The objective. Raises InputError where it contradicts the space or the load."""
@@ -107,7 +122,8 @@ class Kept:
     """Where results go."""
 
     store: Path | None = None
-    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did."""
+    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did.
+    Default: $WINDTUNNEL_STORE, or plans.db in the cache folder; :memory: keeps nothing."""
     study: str | None = None
     """Name of this search in the store."""
     report: Annotated[Path | None, Parameter(alias="--html")] = None
@@ -142,19 +158,31 @@ class Kept:
             require_writable("report", self.report)
         if self.launch is not None:
             require_writable("launch", self.launch / "node.sh")
-        if self.study is not None and self.store is None:
-            raise InputError(f"study {self.study!r}: is kept in a store: add --store FILE")
+
+    def opened(self) -> "Store":
+        """The store. One that nobody has named and that cannot be written is done without, with a warning."""
+        from windtunnel.files import cache_folder
+        from windtunnel.plan.store import Store
+
+        place = self.store or os.environ.get("WINDTUNNEL_STORE")
+        if place is not None:
+            return Store(place)
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            return Store(cache_folder() / "plans.db")
+        except (InputError, OSError) as error:
+            sys.stderr.write(f"windtunnel: simulations are not kept: {error}\n")
+            return Store()
 
 
 def plan(
-    model: str | None = None,
-    /,
+    model: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     *,
     axes: Annotated[Axes, Parameter(name="*", group=SPACE)] = Axes(),  # noqa: B008 - frozen
     space: Annotated[Path | None, Parameter(group=SPACE)] = None,
     pasting: Annotated[Pasting, Parameter(name="*", group=SPACE)] = PASTING,
     devices_file: Annotated[Path | None, Parameter(group=SPACE)] = None,
-    apart: Annotated[Apart, Parameter(name="*", group=POOLS)] = Apart(),  # noqa: B008 - frozen
+    disaggregation: Annotated[Disaggregation, Parameter(name="*", group=POOLS)] = Disaggregation(),  # noqa: B008 - frozen
     available: Annotated[Available, Parameter(name="*", group=LIMITS)] = Available(),  # noqa: B008 - frozen
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = Load(),  # noqa: B008 - frozen
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
@@ -176,7 +204,8 @@ def plan(
     Parameters
     ----------
     model
-        A name of `windtunnel list models`, or a config.json or its folder.
+        A name of `windtunnel list models`, or a config.json or its folder; of several, each is planned, and the best
+        one is chosen.
     space
         YAML file with an axis a line (`tensor_parallel_size: [1, 2, 4]`) and constraints, instead of the axes above.
     devices_file
@@ -195,51 +224,82 @@ def plan(
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
-    flags = (axes, available, devices_file, wanted.finds_replicas)
-    lines = pasting.lines
-    mixed, line = space_of_line(lines, model, *flags) if lines else (space_of(model, space, *flags), None)
-    results = []
-    for searched in [mixed] if apart.pools == "mixed" else apart.spaces(mixed):
-        objective = wanted.goal(searched, question.workload)
-        asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
-        results.append(found(asked, wanted, cluster, kept))
-    verdict = verdict_of(results, fixed, wanted)
-    chosen = results[0 if verdict is None or not verdict.separate else 1]
-    return _finish(chosen, verdict, kept, judged(line, chosen[0]), as_json, verbose)
+    spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
+    if len(spaces) > 1 and disaggregation.pools == "both":
+        raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
+    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed)]
+    asked = [asked_of(load, fixed, kind, question, wanted) for kind in kinds]
+    found, verdict, models = _answer(asked, wanted, cluster, kept, compare=disaggregation.pools == "both")
+    return _finish(found, verdict, models, kept, judged(line, found.answer), as_json, verbose)
+
+
+def _answer(
+    asked: "Sequence[Asked]", wanted: Wanted, cluster: Cluster, kept: Kept, compare: bool
+) -> "tuple[Found, Verdict | None, Mapping[str, Mapping[str, SearchResult]]]":
+    """What the best of the searches found; of two kinds to ``compare`` the verdict, of several models all searches."""
+    from windtunnel.cli.plan.show import until
+    from windtunnel.plan.workers import lasting
+
+    with kept.opened() as store, until(wanted.time_limit) as stop, lasting(cluster.team()) as team:
+        means, several = Means(store, team, stop), len(asked) > 1 and not compare
+        searches = [searched(one, wanted, kept, means, several) for one in asked]
+        verdict = verdict_of([one.answer for one in searches], asked[0].load, wanted) if compare else None
+        chosen = searches[verdict.separate] if verdict else max(searches, key=lambda one: one.score)
+        found = followed(chosen, wanted, kept, means)
+    return found, verdict, {one.asked.space.model: one.by_load for one in searches} if several else {}
 
 
 def _finish(
     chosen: "Found",
     verdict: "Verdict | None",
+    models: "Mapping[str, Mapping[str, SearchResult]]",
     kept: Kept,
     line: "Judged | None",
     as_json: bool,
     verbose: bool,
 ) -> int:
     """Show what was found, and write the files that were asked for."""
+    from windtunnel.cli.plan.several import loads_table, models_of, models_table
     from windtunnel.cli.plan.show import show_plan
     from windtunnel.cli.terminal import show, table, wrapped
 
-    answer, advice, what_ifs, surveyed, risky, why = chosen
+    answer, advice, what_ifs, surveyed, risky, why, common = chosen
     if as_json:
-        show_json(document(chosen, verdict) | ({"line": line.spec()} if line else {}))
+        more = ({"line": line.spec()} if line else {}) | ({"models": models_of(models).to_json()} if models else {})
+        show_json(document(chosen, verdict) | more)
     else:
         if line is not None:
             show(wrapped(line.sentence))
             if line.changes:
                 show(table(("change", "your line", "better"), line.changes, left=3))
-        show_plan(answer, advice, what_ifs, verdict, risky, verbose, why)
+        several = [models_table(models_of(models))] if models else []
+        several += [loads_table(common)] if common and common.best else []
+        show_plan(
+            *(answer, advice, what_ifs, verdict, risky, verbose, why, several), len(common.answers) if common else 1
+        )
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
 
-def verdict_of(results: "Sequence[Found]", load: Load, wanted: Wanted) -> "Verdict | None":
-    """Whether prefill and decode apart are better than mixed servers, where both were searched, in this order."""
-    from windtunnel.plan.apart.together import separate_or_together
+def _spaces(
+    models: tuple[str, ...], file: Path | None, lines: Sequence[str], flags: Any
+) -> "tuple[Sequence[Space], Deployment | None]":
+    """What is searched, a space a model, and the deployment of launch lines. Raises InputError for what contradicts."""
+    if len(set(models)) < len(models):
+        raise InputError(f"model {' '.join(models)}: one of them stands twice")
+    if not lines:
+        return spaces_of(models, file, *flags), None
+    if len(models) > 1:
+        raise InputError(f"model {' '.join(models)}: a launch line has one: leave out --from, or the others")
+    around, line = space_of_line(lines, models[0] if models else None, *flags)
+    return [around], line
 
-    if len(results) < 2:
-        return None
-    (together, *_), (separate, *_) = results
+
+def verdict_of(answers: "Sequence[SearchResult]", load: Load, wanted: Wanted) -> "Verdict":
+    """Whether prefill and decode apart are better than mixed servers, which were searched in this order."""
+    from windtunnel.plan.disaggregation.together import separate_or_together
+
+    together, separate = answers
     seeds = range(load.seed, load.seed + wanted.seeds) if load.varies else ()
     with progress("comparing separate with together"):
         return separate_or_together(separate, together, load.workload, seeds)
@@ -255,6 +315,8 @@ class Found(NamedTuple):
     risky: "Riskier | None"
     why: tuple[str, ...]
     """Why what was asked about did not win."""
+    common: "Common | None" = None
+    """The best under several loads at once, where they were asked."""
 
 
 class Asked(NamedTuple):
@@ -264,57 +326,111 @@ class Asked(NamedTuple):
     space: "AnySpace"
     question: "Question"
     objective: "Objective"
+    loads: "dict[str, tuple[Question, Objective]]"
+    """Loads that one deployment must serve, by the words they were given in; none where there is one."""
     cases: "dict[str, tuple[Question, Objective]]"
-    """Other loads, by the words they were given in."""
+    """Other loads."""
 
 
-def found(asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept) -> Found:
-    """What the search finds, what follows from its winner, what other loads would change, and for a page the survey.
+class Means(NamedTuple):
+    """What a search works with."""
+
+    store: "Store"
+    team: "Team"
+    stop: "Stop"
+
+
+class Searched(NamedTuple):
+    """A search, and those under other loads."""
+
+    asked: Asked
+    answer: "SearchResult"
+    what_ifs: "WhatIf | None"
+    common: "Common | None"
+
+    @property
+    def by_load(self) -> "Mapping[str, SearchResult]":
+        """The search of each load."""
+        return self.what_ifs.answers if self.what_ifs else {"this load": self.answer}
+
+    @property
+    def score(self) -> float:
+        """How good its best is."""
+        if self.common is not None:
+            return self.common.score
+        return self.answer.best.promise if self.answer.best else -math.inf
+
+
+def asked_of(load: Load, fixed: Load, space: "AnySpace", question: "Question", wanted: Wanted) -> Asked:
+    """What is asked of a space; the first of several loads stands for them while they are searched one by one."""
+    loads, cases = loads_of(load, wanted, space, question), cases_of(load, wanted, space, question)
+    if loads:
+        first, objective = next(iter(loads.values()))
+        return Asked(fixed, space, first, objective, loads, cases)
+    return Asked(fixed, space, question, wanted.goal(space, question.workload), {}, cases)
+
+
+def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_several: bool = False) -> Searched:
+    """What the search finds, and what other loads would change.
 
     Raises InputError if no configuration can run.
     """
-    from windtunnel.cli.plan.show import until, watching
-    from windtunnel.plan.advice import advise
-    from windtunnel.plan.answer.recommendation import riskier
+    from windtunnel.cli.plan.show import watching
     from windtunnel.plan.answer.ties import settle
     from windtunnel.plan.search import search_widening
+    from windtunnel.plan.several.loads import common
     from windtunnel.plan.space import Space
-    from windtunnel.plan.store import Store
-    from windtunnel.plan.survey import survey
     from windtunnel.plan.what_if import what_if
 
-    load, space, question, objective, cases = asked
-    doubted = wanted.buyer.asked(space)
-    store = Store(kept.store) if kept.store else Store()
+    _, space, question, objective, loads, cases = asked
+    store, team, stop = means
     kind = "" if isinstance(space, Space) else " apart"
     name = (kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}") + kind
-    with store:
-        store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
-        with watching(name) as watch, until(wanted.time_limit) as stop:
-            team = cluster.team()
-            answer = search_widening(
-                space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
-                watch=watch, others=[other for other, _ in cases.values()], during=progress, stop=stop,
-            )  # fmt: skip
+    name += f" {Path(space.model).name}" if kept.study and one_of_several else ""
+    store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
+    others = [other for other, _ in (loads | cases).values() if other is not question]
+    with watching(name) as watch:
+        answer = search_widening(
+            space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
+            watch=watch, others=others, during=progress, stop=stop,
+        )  # fmt: skip
+    what_ifs, together = None, None
+    if loads or cases:
+        with progress("searching under other loads"):
+            named = (loads or {"this load": (question, objective)}) | cases
+            what_ifs = what_if(answer.enumeration, named, store=store, team=team)
+    if loads and what_ifs:
+        with progress("looking for what is best under all loads"):
+            each = {name: what_ifs.answers[name] for name in loads}
+            together = common(each, wanted.weights or None, store=store, team=team)
+        answer = together.alone()
+    else:
         with progress("comparing deployments of equal cost"):
             answer = settle(answer, store)
-        store.finish(name, answer.to_json())
+    store.finish(name, answer.to_json())
+    return Searched(asked, answer, what_ifs, together)
+
+
+def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Found:
+    """What follows from a search's winner, and for a page the survey."""
+    from windtunnel.plan.advice import advise
+    from windtunnel.plan.answer.recommendation import riskier
+    from windtunnel.plan.survey import survey
+
+    (load, space, *_), answer, what_ifs, together = chosen
+    doubted, risky = wanted.buyer.asked(space), None
+    if together is None:
         with progress("looking for cheaper, riskier deployments"):
-            risky = riskier(answer, store, team)
-        with progress("looking at the winner"):
-            seeds = range(load.seed, load.seed + wanted.seeds)
-            advice = advise(answer, load.workload, seeds if load.varies else ())
-        why = reasons(answer, doubted, space, store)
-        what_ifs = None
-        if cases:
-            with progress("searching under other loads"):
-                loads = {"this load": (question, objective)} | cases
-                what_ifs = what_if(answer.enumeration, loads, store=store, team=team)
-        surveyed: Sequence[Surveyed] = ()
-        if kept.report is not None:
-            with progress("surveying for the page"):
-                surveyed = survey(answer, store, team)
-    return Found(answer, advice, what_ifs, surveyed, risky, why)
+            risky = riskier(answer, means.store, means.team)
+    with progress("looking at the winner"):
+        seeds = range(load.seed, load.seed + wanted.seeds)
+        advice = advise(answer, load.workload, seeds if load.varies and together is None else ())
+    why = reasons(answer, doubted, space, means.store)
+    surveyed: Sequence[Surveyed] = ()
+    if kept.report is not None:
+        with progress("surveying for the page"):
+            surveyed = survey(answer, means.store, means.team)
+    return Found(answer, advice, what_ifs, surveyed, risky, why, together)
 
 
 def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace", store: "Store") -> tuple[str, ...]:
@@ -348,23 +464,23 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
     )
 
 
-def space_of(
-    model: str | None,
+def spaces_of(
+    models: tuple[str, ...],
     file: Path | None,
     axes: Axes,
     available: Available,
     devices_file: Path | None,
     fleet: bool = False,
-) -> "Space":
-    """The space of the flags, or of the file. Raises InputError where both are given."""
-    from windtunnel.plan.space import load_space
+) -> "list[Space]":
+    """The space of each model, of the flags or of the file. Raises InputError where both are given."""
+    from windtunnel.plan.space import load_spaces
 
     if file is None:
-        name = model or str(MAIN_JOB["model"])
-        return available.priced(axes.space(name, available.constraints(), devices_file, fleet))
+        names, limits = models or (str(MAIN_JOB["model"]),), available.constraints()
+        return [available.priced(axes.space(name, limits, devices_file, fleet)) for name in names]
     if axes != Axes() or available != Available(prices=available.prices):
         raise InputError(f"space {str(file)!r}: has the axes and limits: leave out those of the flags")
-    return available.priced(load_space(file, model, devices_file))
+    return [available.priced(each) for each in load_spaces(file, models, devices_file)]
 
 
 def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
@@ -373,11 +489,12 @@ def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
     from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
     from windtunnel.plan.objective import purchase_of
 
-    answer, advice, what_ifs, _, risky, why = chosen
+    answer, advice, what_ifs, _, risky, why, common = chosen
     purchase = purchase_of(answer.objective)
-    said = [sentence(answer, answer.best)] if answer.best else []
+    said = [sentence(answer, answer.best, len(common.answers) if common else 1)] if answer.best else []
     said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase),) if text]
     found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
     found |= {"why_not": list(why)} if why else {}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}
+    found |= {"all_loads": common.to_json()} if common else {}
     return found | ({"separate_or_together": verdict.to_json()} if verdict else {})

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     from windtunnel.model import Model
     from windtunnel.plan.answer.why import Asked
-    from windtunnel.plan.apart.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
     from windtunnel.plan.objective import Purchase
     from windtunnel.plan.space import Constraints, Space
     from windtunnel.plan.workers import Team
@@ -77,6 +77,8 @@ class Axes:
             axis = word.replace("-", "_")
             if not equals:
                 raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. block_size=16,32")
+            if axis == "model":
+                raise InputError(f"axis {text!r}: name models before the flags: plan {listed.replace(',', ' ')}")
             if axis == "device":
                 raise InputError(f"axis {text!r}: name devices by --devices {listed.replace(',', ' ')}")
             if axis in given:

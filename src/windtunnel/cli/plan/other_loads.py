@@ -1,4 +1,4 @@
-"""Other loads of plan: what --what-if and --growth ask for, each a question with an objective."""
+"""Other loads of plan: what --load, --what-if and --growth ask for, each a question with an objective."""
 
 import re
 from dataclasses import replace
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
     from windtunnel.workload import Workload
+
+    Cases = dict[str, tuple[Question, Objective]]
 
 MORE = re.compile(r"\+(\d+(?:\.\d+)?)\s*%")
 LONGER = re.compile(r"prompts\s*[*x×]\s*(\d+(?:\.\d+)?)")
@@ -26,37 +28,47 @@ class Change(NamedTuple):
     """Times the prompts' tokens."""
 
 
-def cases_of(load: Load, wanted: Any, space: Any, question: "Question") -> "dict[str, tuple[Question, Objective]]":
-    """The other loads, by the words they were given in; ``wanted`` are the flags. Raises InputError for other words."""
-    from windtunnel.workload.transforms import with_longer_prompts
+def loads_of(load: Load, wanted: Any, space: Any, question: "Question") -> "Cases":
+    """The loads that one deployment must serve; ``wanted`` are the flags. Raises InputError for words that are none."""
+    changes = {text: change_of(text, load, wanted.target_request_rate, "load") for text in wanted.load}
+    if len(changes) < len(wanted.load):
+        raise InputError(f"load {' '.join(wanted.load)}: one of them stands twice")
+    return {text: case_of(change, wanted, space, question) for text, change in changes.items()}
 
+
+def cases_of(load: Load, wanted: Any, space: Any, question: "Question") -> "Cases":
+    """The other loads of which is asked what they would change. Raises InputError for words that are none."""
     changes = {text: change_of(text, load, wanted.target_request_rate) for text in wanted.what_if}
     for factor in wanted.buyer.growth:
         if factor != 1:
             rate = factor * _rate(f"growth {factor:g}", wanted.target_request_rate)
             changes[f"× {factor:g}"] = Change(load, rate)
-    found = {}
-    for text, (changed, rate, longer) in changes.items():
-        drawn = changed.for_trials(rate)
-        workload = with_longer_prompts(drawn.workload(), longer)
-        draws = tuple((seed, with_longer_prompts(one, longer)) for seed, one in draws_of(drawn, wanted))
-        objective = replace(wanted, target_request_rate=rate).goal(space, workload)
-        found[text] = (replace(question.under(workload, question.seed), draws=draws), objective)
-    return found
+    return {text: case_of(change, wanted, space, question) for text, change in changes.items()}
 
 
-def change_of(text: str, load: Load, rate: float | None) -> Change:
+def case_of(change: Change, wanted: Any, space: Any, question: "Question") -> "tuple[Question, Objective]":
+    """What is asked about a load, and what is best under it."""
+    from windtunnel.workload.transforms import with_longer_prompts
+
+    drawn = change.load.for_trials(change.rate)
+    workload = with_longer_prompts(drawn.workload(), change.longer)
+    draws = tuple((seed, with_longer_prompts(one, change.longer)) for seed, one in draws_of(drawn, wanted))
+    objective = replace(wanted, target_request_rate=change.rate).goal(space, workload)
+    return replace(question.under(workload, question.seed), draws=draws), objective
+
+
+def change_of(text: str, load: Load, rate: float | None, flag: str = "what_if") -> Change:
     """``azure-code``, ``@20``, ``azure-code@20``, ``+30%`` or ``prompts*2``, against the load and its target rate.
 
     Raises InputError for anything else, and for a share more of a rate that is not given.
     """
     if more := MORE.fullmatch(text.strip()):
-        return Change(load, _rate(f"what_if {text!r}", rate) * (1 + float(more[1]) / 100))
+        return Change(load, _rate(f"{flag} {text!r}", rate) * (1 + float(more[1]) / 100))
     if longer := LONGER.fullmatch(text.strip()):
         return Change(load, rate, float(longer[1]))
     trace, at, rate_text = text.partition("@")
     if at and not rate_text.replace(".", "", 1).isdigit():
-        raise InputError(f"what_if {text!r}: must be TRACE, @RATE, TRACE@RATE, +30% or prompts*2, e.g. azure-code@20")
+        raise InputError(f"{flag} {text!r}: must be TRACE, @RATE, TRACE@RATE, +30% or prompts*2, e.g. azure-code@20")
     other = replace(load, trace=trace, random_input_len=None, random_output_len=None) if trace else load
     return Change(other, float(rate_text) if at else rate)
 

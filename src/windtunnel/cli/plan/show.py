@@ -28,7 +28,7 @@ from windtunnel.plan.answer.recommendation import (
     sentence,
     unfinished,
 )
-from windtunnel.plan.apart.together import Verdict
+from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.outcome import TIGHTEST
 from windtunnel.plan.search import Progress, Stop, Watch
@@ -119,17 +119,20 @@ def show_plan(
     risky: Riskier | None = None,
     verbose: bool = False,
     why: Sequence[str] = (),
+    several: "Sequence[Table]" = (),
+    loads: int = 1,
 ) -> None:
-    """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known."""
+    """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known.
+    ``several``: what is to be said of several models and of the ``loads``."""
     left = [wrapped(text) for text in (unfinished(answer),) if text]
     if advice is None:
         none = ["No answer yet."] if left else _nothing(answer)
-        show(*none, *left, *map(wrapped, why), *([_counts(answer)] if verbose else []))
+        show(*none, *left, *map(wrapped, why), *several, *([_counts(answer)] if verbose else []))
         return
-    parts: list[Table | str] = [wrapped(sentence(answer, advice.entry))]
+    parts: list[Table | str] = [wrapped(sentence(answer, advice.entry, loads))]
     cheaper = riskier_sentence(risky, answer.question.confidence, purchase_of(answer.objective))
     parts += [wrapped(cheaper)] if cheaper else []
-    parts += [*map(wrapped, why), *left, "", _facts(answer, advice), _ranking(answer)]
+    parts += [*map(wrapped, why), *left, "", _facts(answer, advice), *several, _ranking(answer)]
     if verdict is not None:
         parts.append(facts_grid(verdict.facts))
     if verbose:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.handover import Handed
+from windtunnel.core.disaggregation.handover import Handed
 from windtunnel.core.fleet.remains import Received
 from windtunnel.core.records import NONE, STALLS, State
 

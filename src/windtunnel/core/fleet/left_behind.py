@@ -68,4 +68,4 @@ class LeftBehind:
         state.seats[:, WHO][state.seats[:, WHO] == r] = row
         for k, module in enumerate(self.modules):
             if hasattr(module, "stand_in"):
-                module.stand_in(state._replace(own=state.own[k]) if several(state.own) else state, i, r, row)
+                module.stand_in(state._replace(extra=state.extra[k]) if several(state.extra) else state, i, r, row)

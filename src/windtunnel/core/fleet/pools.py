@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.apart.handover import Crossing, Handed, numbers_of, of_role, pools_of, prepared, record_of
-from windtunnel.core.apart.link import (
+from windtunnel.core.disaggregation.handover import Crossing, Handed, numbers_of, of_role, pools_of, prepared, record_of
+from windtunnel.core.disaggregation.link import (
     ARRIVAL,
     BROKEN,
     DOWN,
@@ -25,7 +25,7 @@ from windtunnel.core.apart.link import (
     TIME_OUT,
     TRANSFER_END,
 )
-from windtunnel.core.apart.repair import CUT, FREE, GONE_THERE, LET_GO, LOSE, SEND, UNASK, UNCOME, repair
+from windtunnel.core.disaggregation.repair import CUT, FREE, GONE_THERE, LET_GO, LOSE, SEND, UNASK, UNCOME, repair
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers
 from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
@@ -63,8 +63,8 @@ def run(
     jumps: bool = True,
     decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
 ) -> Handed:
-    """Simulate; arguments as for ``core.apart.handover.run``. ``sending``: the bytes, and the link's work, of prompts
-    that grow, because their requests go on elsewhere; None: those of no prompt.
+    """Simulate; arguments as for ``core.disaggregation.handover.run``. ``sending``: the bytes, and the link's work, of
+    prompts that grow, because their requests go on elsewhere; None: those of no prompt.
 
     Raises InputError as that does.
     """
@@ -93,11 +93,11 @@ class PoolService(Service):
         self.passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router, stays, grows)
         scaling = tuple(fleet.scaling[i] for i in self.passing.pools) if fleet.scaling else ()
         self.fleet = replace(self.passing.fleet, scaling=scaling)
-        self.apart, self.order = self.passing.apart, self.passing.order
+        self.transfers, self.order = self.passing.transfers, self.passing.order
         self.state, self.course, self.arrivals = self.passing.state, self.passing.course, self.passing.arrivals
         self.state.counters[JUMPS] = jumps
         self._go(-1.0)  # each request's two rows are made
-        self.blank, self.unhanded = Blank(self.state, self.fleet), np.array(self.apart.handed)
+        self.blank, self.unhanded = Blank(self.state, self.fleet), np.array(self.transfers.handed)
         routing: list[Any] = [side["routing"] for side in self.passing.sides]
         self.indices = [None if one is None else one.lanes.copy() for one in routing]
         if fleet.failures:
@@ -136,7 +136,7 @@ class PoolService(Service):
 
     def _do(self, what: int, r: int, time: float) -> None:
         first, second = self.passing.views
-        repair(first, self.order, self.course, self.apart, second, what, r, time)
+        repair(first, self.order, self.course, self.transfers, second, what, r, time)
 
     def _happen(self, kind: int, who: int, time: float) -> None:
         if kind == EXPIRED:
@@ -151,7 +151,7 @@ class PoolService(Service):
 
     def _forget_ended(self, time: float) -> None:
         rows: Any = self.state.requests
-        handed: Any = self.apart.handed[self.low :]
+        handed: Any = self.transfers.handed[self.low :]
         prompts, rest = rows[self.low : self.n], rows[self.n + self.low : 2 * self.n]
         last = (handed["goes"] + handed["stays"]) > 0
         states = np.where(last, rest["state"], prompts["state"])
@@ -178,7 +178,7 @@ class PoolService(Service):
 
     def _prompts_on(self, lanes: Integers, time: float) -> Integers:
         """Requests whose prompt is on one of these lanes, in the order in which they came."""
-        handed: Any = self.apart.handed
+        handed: Any = self.transfers.handed
         rows: Any = self.state.requests[: self.n]
         here = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0) & (handed["lost"] == 0)
         ends = np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)
@@ -188,14 +188,14 @@ class PoolService(Service):
 
     def _decodes_on(self, lanes: Integers, time: float) -> Integers:
         """Requests that a decode replica with these lanes has."""
-        handed: Any = self.apart.handed
+        handed: Any = self.transfers.handed
         rows: Any = self.state.requests[self.n : 2 * self.n]
         here = np.isin(rows["lane"], lanes) & (handed["lost"] == 0) & (rows["state"] != AT_DOOR)
         found = np.flatnonzero(here & ~(np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)))
         return found[np.argsort(handed["came_there"][found], kind="stable")]
 
     def _let_in(self, life: Life, time: float) -> None:
-        handed, states = self.apart.handed, self.state.requests["state"]
+        handed, states = self.transfers.handed, self.state.requests["state"]
         self.state.clocks[SENT] = time
         if self._side(life.number) == 0:
             waiting = np.flatnonzero(states[: self.n] == AT_DOOR)
@@ -210,7 +210,7 @@ class PoolService(Service):
                 states[r] = AGAIN
                 self._go(time, np.array([r]))
             else:
-                add_event(self.apart, time, ARRIVAL, self.n + r)
+                add_event(self.transfers, time, ARRIVAL, self.n + r)
                 self._go(time, np.zeros(0, dtype=np.int64))
 
     def _on(self, j: int, time: float) -> Integers:
@@ -224,7 +224,7 @@ class PoolService(Service):
         return len(self._on(j, time))
 
     def _left_at(self, j: int) -> float:
-        lanes, handed = self._lanes(j), self.apart.handed
+        lanes, handed = self._lanes(j), self.transfers.handed
         rows: Any = self.state.requests
         if self._side(j) == 1:
             mine = np.isin(rows["lane"][self.n : 2 * self.n], lanes)
@@ -239,7 +239,7 @@ class PoolService(Service):
         """A prompt that waits for memory on the other side does not wait for its own."""
         j, limits = life.number, self.fleet.limits[int(self.pool_of[life.number])]
         lanes, pool, on = self._lanes(j), int(self.pool_of[j]), self._on(j, time)
-        rows, handed = self.state.requests, self.apart.handed
+        rows, handed = self.state.requests, self.transfers.handed
         waits = waiting_rows(self.state, lanes, on)
         if self._side(j) == 1:
             asks = (handed["stays"][on - self.n] == 0) & np.isnan(handed["admitted"][on - self.n])
@@ -260,14 +260,14 @@ class PoolService(Service):
         return int(self.blank.requests["prompt"][: self.n][waits].sum())
 
     def _goes_on(self) -> bool:
-        return bool(self.apart.counts[EVENTS] > 0 or self.apart.counts[NEXT] != NONE or super()._goes_on())
+        return bool(self.transfers.counts[EVENTS] > 0 or self.transfers.counts[NEXT] != NONE or super()._goes_on())
 
     # The link.
 
     def _meet_broken_link(self) -> None:
-        noted = self.apart.broken[: self.apart.counts[BROKEN]]
+        noted = self.transfers.broken[: self.transfers.counts[BROKEN]]
         met = list(zip(noted["request"].tolist(), noted["time"].tolist(), strict=True))
-        self.apart.counts[BROKEN] = 0
+        self.transfers.counts[BROKEN] = 0
         for r, time in met:
             if r in self.stuck:  # and its lease has run out
                 self._cut([r], time)
@@ -280,42 +280,44 @@ class PoolService(Service):
         if failure.down < inf:
             heappush(self.events, (time + failure.down, READY, len(self.numbers) + which))
         self._count_down(failure, 1)
-        broken = [r for r in under_way(self.apart).tolist() if not carries(self.apart, ends_of(self.apart, r))]
+        broken = [
+            r for r in under_way(self.transfers).tolist() if not carries(self.transfers, ends_of(self.transfers, r))
+        ]
         if failure.replica != WHOLE_LINK:
             place = int(self.places[failure.replica])
-            broken = [r for r in broken if place in ends_of(self.apart, r)]
+            broken = [r for r in broken if place in ends_of(self.transfers, r)]
         self._cut(broken, time)
         for r in broken:
             self._break(r, time)
 
     def _count_down(self, failure: Failure, change: int) -> None:
         if failure.replica == WHOLE_LINK:
-            self.apart.counts[DOWN] += change
+            self.transfers.counts[DOWN] += change
         else:
-            self.apart.nics["down"][self.places[failure.replica]] += change
+            self.transfers.nics["down"][self.places[failure.replica]] += change
 
     def _mend(self, failure: Failure, time: float) -> None:
         self._count_down(failure, -1)
         for r in list(self.stuck):
-            if carries(self.apart, ends_of(self.apart, r)):
+            if carries(self.transfers, ends_of(self.transfers, r)):
                 self._unstick([r])
                 self._do(SEND, r, time)
 
     def _cut(self, requests: list[int], time: float) -> None:
         """The transfers of these requests are no more; those behind them begin sooner."""
-        gone = [r for r in under_way(self.apart).tolist() if r in requests]
+        gone = [r for r in under_way(self.transfers).tolist() if r in requests]
         self._unstick(requests)
-        drop_events(self.apart, gone, (TRANSFER_END,))
+        drop_events(self.transfers, gone, (TRANSFER_END,))
         for r in gone:
             self._do(CUT, r, time)
         if gone:
-            plan_anew(self.apart, gone, time)
+            plan_anew(self.transfers, gone, time)
 
     def _unstick(self, requests: list[int]) -> None:
         for r in requests:
             if r in self.stuck:
                 self.stuck.remove(r)
-                self.apart.handed["stuck"][r] = 0
+                self.transfers.handed["stuck"][r] = 0
 
     def _break(self, r: int, time: float) -> None:
         """The link between both replicas of a request is down."""
@@ -328,7 +330,7 @@ class PoolService(Service):
             self.lost.append(r)
         else:
             self.resent += 1
-            self.apart.handed["transfer_start"][r], self.apart.handed["stuck"][r] = nan, 1
+            self.transfers.handed["transfer_start"][r], self.transfers.handed["stuck"][r] = nan, 1
             self.stuck.append(r)
 
     # Replicas.
@@ -377,7 +379,7 @@ class PoolService(Service):
 
     def _received_there(self, victims: list[int], tail: Any, pool: int, time: float) -> dict[int, Received]:
         """What decode replicas have made of these requests."""
-        handed, rows = self.apart.handed, self.state.requests
+        handed, rows = self.transfers.handed, self.state.requests
         policy, found = self.fleet.policies[pool], {}
         stages, lands = policy.pipeline_parallel_size, policy.counts_tokens_late
         for r in victims:
@@ -397,7 +399,7 @@ class PoolService(Service):
 
     def _fail_prompt(self, r: int, time: float) -> None:
         """The replica that has the prompt of a request is gone."""
-        handed: Any = self.apart.handed
+        handed: Any = self.transfers.handed
         self._cut([r], time)
         if self.rules.on_expiry == "recompute" and not isnan(handed["prefill_end"][r]):
             if isnan(handed["admitted"][r]):
@@ -416,7 +418,7 @@ class PoolService(Service):
     def _leave_behind(self, r: int, time: float) -> None:
         """A decode replica has failed: the prefill replica goes on with the prompt, and then holds what it has of it
         for its lease; without one it lets go at once."""
-        handed: Any = self.apart.handed
+        handed: Any = self.transfers.handed
         if not handed["goes"][r] or not self.state.requests["holds"][r]:
             return
         if self.rules.gate == "before_prefill" and isnan(handed["admitted"][r]):
@@ -433,7 +435,7 @@ class PoolService(Service):
     def _carry_on(self, r: int, there: Received | None, time: float) -> None:
         """What a request was on has failed; ``there``: what its decode replica has made of it."""
         self._drop_plans(r)
-        handed, rows = self.apart.handed, self.state.requests
+        handed, rows = self.transfers.handed, self.state.requests
         if self.fleet.on_failure == "lost":
             handed["lost"][r] = 1
             for row in (r, self.n + r):
@@ -456,7 +458,7 @@ class PoolService(Service):
 
     def _begin_anew(self, r: int, grown: int, time: float) -> None:
         """A request is sent again; its prompt changes by ``grown`` tokens."""
-        rows, handed, both = self.state.requests, self.apart.handed, np.array([r, self.n + r])
+        rows, handed, both = self.state.requests, self.transfers.handed, np.array([r, self.n + r])
         self.moved[r] += self._bytes_of(r)
         for k, row in enumerate(both.tolist()):
             takes_again(self.passing.sides[k]["routing"], self.state, row, time)
@@ -495,17 +497,17 @@ class PoolService(Service):
         if self.state.stores is not None:
             note_again(self.state.stores, row, int(rules.first_token == "decode" and not stays))
         prompt = np.array([int(blank["prompt"][r])])
-        self.apart.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
+        self.transfers.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
 
     def _drop_plans(self, r: int) -> None:
         """What was to happen to a request does not."""
-        drop_events(self.apart, [r, self.n + r], (ARRIVAL, LEASE_ENDS, TIME_OUT))
+        drop_events(self.transfers, [r, self.n + r], (ARRIVAL, LEASE_ENDS, TIME_OUT))
 
     # The end.
 
     def _bytes_of(self, r: int) -> float:
         """Bytes that were moved for a request's present attempt."""
-        moved = int(self.apart.handed["moved"][r])
+        moved = int(self.transfers.handed["moved"][r])
         if not moved or not len(self.crossing.kv_bytes):
             return 0.0
         prompt = int(self.blank.requests["prompt"][r])

@@ -35,7 +35,7 @@ class Blank:
     def own_of(self, state: State, pool: int) -> tuple[Any, State]:
         """(The scheduler of a pool, the state as if it were alone.)"""
         k = int(self.kind_of_pool[pool])
-        return self.modules[k], state._replace(own=state.own[k]) if several(state.own) else state
+        return self.modules[k], state._replace(extra=state.extra[k]) if several(state.extra) else state
 
     def clear_lane(self, state: State, i: int) -> None:
         """A lane that has computed nothing; what it had cached is lost."""
@@ -56,13 +56,13 @@ class Blank:
         """No scheduler has anything of these requests."""
         for k, module in enumerate(self.modules):
             if hasattr(module, "forget"):
-                module.forget(state._replace(own=state.own[k]) if several(state.own) else state, requests)
+                module.forget(state._replace(extra=state.extra[k]) if several(state.extra) else state, requests)
 
     def comes_again(self, state: State, requests: Integers) -> None:
         """Requests may be sent anew to replicas that know them."""
         for k, module in enumerate(self.modules):
             if hasattr(module, "comes_again"):
-                module.comes_again(state._replace(own=state.own[k]) if several(state.own) else state, requests)
+                module.comes_again(state._replace(extra=state.extra[k]) if several(state.extra) else state, requests)
 
     def begin_again(self, state: State, requests: Integers, pool: int) -> None:
         """Requests of a pool have computed nothing; what their clients and the log know of them stays."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.apart.order import reorder
+from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
 from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, present, received

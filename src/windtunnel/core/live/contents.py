@@ -36,10 +36,10 @@ class Contents:
     def __init__(self, state: State, fleet: Fleet, hash_block_size: int) -> None:
         """``hash_block_size``: tokens that a name stands for."""
         self.size = hash_block_size
-        kept = state.own if several(state.own) else (state.own,)
+        kept = state.extra if several(state.extra) else (state.extra,)
         _, kinds = kinds_of(fleet.policies)
         self._block_sizes = [fleet.limits[int(np.argmax(kinds == k))].block_size for k in range(len(kept))]
-        self._blank = [own.cache.holdings[0].item() if _has_holdings(own) else None for own in kept]
+        self._blank = [extra.cache.holdings[0].item() if _has_holdings(extra) else None for extra in kept]
         self._names, self._tables, self._routed = Rooms(), Rooms(), Rooms()
         self._smallest = min(limits.block_size for limits in fleet.limits)
         known = state.routing
@@ -57,27 +57,27 @@ class Contents:
             cache = self._held(known.cache, r, names, first, (held, self._routed.end), self._blank_routed, size)
             if cache is not known.cache:
                 state = state._replace(routing=known._replace(cache=cache))
-        if not several(state.own):
-            own = self._write(state, state.own, 0, r, names, first, table)
-            return state if own is state.own else state._replace(own=own)
-        owned = [self._write(state, own, k, r, names, first, table) for k, own in enumerate(state.own)]
-        same = all(new is old for new, old in zip(owned, state.own, strict=True))
-        return state if same else state._replace(own=tuple(owned))
+        if not several(state.extra):
+            extra = self._write(state, state.extra, 0, r, names, first, table)
+            return state if extra is state.extra else state._replace(extra=extra)
+        owned = [self._write(state, extra, k, r, names, first, table) for k, extra in enumerate(state.extra)]
+        same = all(new is old for new, old in zip(owned, state.extra, strict=True))
+        return state if same else state._replace(extra=tuple(owned))
 
-    def _write(self, state: State, own: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
+    def _write(self, state: State, extra: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
         """The same room serves all schedulers, each of which has arrays of its own."""
-        if getattr(own, "tree", None) is not None:
-            texts = self._named(own.tree.texts, r, names, first)
-            return own if texts is own.tree.texts else own._replace(tree=own.tree._replace(texts=texts))
-        if getattr(own, "cache", None) is None:
-            return own
-        if _has_holdings(own):
+        if getattr(extra, "tree", None) is not None:
+            texts = self._named(extra.tree.texts, r, names, first)
+            return extra if texts is extra.tree.texts else extra._replace(tree=extra.tree._replace(texts=texts))
+        if getattr(extra, "cache", None) is None:
+            return extra
+        if _has_holdings(extra):
             room = table, self._tables.end
-            cache = self._held(own.cache, r, names, first, room, self._blank[k], self._block_sizes[k])
+            cache = self._held(extra.cache, r, names, first, room, self._blank[k], self._block_sizes[k])
         else:
-            cache = self._with_names(_roomy(own.cache, tables=self._tables.end), r, names, first)
+            cache = self._with_names(_roomy(extra.cache, tables=self._tables.end), r, names, first)
             state.requests[r]["table"] = table
-        return own if cache is own.cache else own._replace(cache=cache)
+        return extra if cache is extra.cache else extra._replace(cache=cache)
 
     def _held(
         self, cache: Any, r: int, names: tuple[int, ...], first: int, room: tuple[int, int], blank: Any, size: int
@@ -100,17 +100,17 @@ class Contents:
         return texts
 
 
-def _has_holdings(own: Any) -> bool:
+def _has_holdings(extra: Any) -> bool:
     """Whether what a request holds stands apart from its record."""
-    return hasattr(getattr(own, "cache", None), "holdings")
+    return hasattr(getattr(extra, "cache", None), "holdings")
 
 
-def _roomy(own: Any, **wanted: int) -> Any:
+def _roomy(extra: Any, **wanted: int) -> Any:
     """The named tuple, with copies twice as long as is wanted of the arrays that are shorter."""
     for name, size in wanted.items():
-        if size > len(getattr(own, name)):
-            own = own._replace(**{name: _longer(getattr(own, name), size)})
-    return own
+        if size > len(getattr(extra, name)):
+            extra = extra._replace(**{name: _longer(getattr(extra, name), size)})
+    return extra
 
 
 def _longer(array: Any, wanted: int) -> Any:

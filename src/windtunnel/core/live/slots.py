@@ -13,7 +13,7 @@ from windtunnel.core.seats import WHO
 
 def named(state: State, fleet: Fleet, time: float) -> Integers:
     """Requests, ended or not, that a scheduler or the router still names at a time that the loop has reached."""
-    found = [_of_scheduler(own) for own in (state.own if several(state.own) else (state.own,))]
+    found = [_of_scheduler(extra) for extra in (state.extra if several(state.extra) else (state.extra,))]
     if any(policy.recalls_the_ended for policy in fleet.policies):
         found.append(state.seats[:, WHO].ravel())
     if state.routing is not None:
@@ -21,11 +21,11 @@ def named(state: State, fleet: Fleet, time: float) -> Integers:
     return np.concatenate([np.asarray(one, dtype=np.int64) for one in found])
 
 
-def _of_scheduler(own: Any) -> Any:
+def _of_scheduler(extra: Any) -> Any:
     """Whose text its caches hold, without a name for it."""
-    if getattr(own, "tree", None) is not None:
-        return _owners_in_tree(own.tree)
-    cache = getattr(own, "cache", None)
+    if getattr(extra, "tree", None) is not None:
+        return _owners_in_tree(extra.tree)
+    cache = getattr(extra, "cache", None)
     if cache is None:
         return ()
     held = cache.items if hasattr(cache, "items") else cache.blocks

@@ -52,7 +52,7 @@ class Stream:
         requests have a fixed place in it."""
         self.fleet, self.router, self._numbers = fleet, router, numbers
         self.state = new_state(fleet, nobody(slots, 0), np.zeros(1), router)
-        cache = getattr(self.state.own, "cache", None)
+        cache = getattr(self.state.extra, "cache", None)
         if cache is not None and not hasattr(cache, "holdings"):
             raise InputError("stream: does not go with the prefix cache of vLLM's v0 scheduler: switch it off")
         self.replica_of_lane: Integers = self.state.groups["replica"][self.state.lanes["group"]]
@@ -78,7 +78,7 @@ class Stream:
                 fresh.requests[name] = self._count + np.arange(n)
         self._count += n
         self.state.requests[places] = fresh.requests
-        self._hold_nothing(fresh.own, places)
+        self._hold_nothing(fresh.extra, places)
         if self.state.routing is not None:
             self.state.routing.requests[places] = fresh.routing.requests
         self._noted[places] = False
@@ -92,7 +92,7 @@ class Stream:
 
     def _hold_nothing(self, fresh: Any, places: Integers) -> None:
         """New requests hold no blocks of a prefix cache, which has room for the tables of all of them."""
-        cache = getattr(self.state.own, "cache", None)
+        cache = getattr(self.state.extra, "cache", None)
         if cache is None:
             return
         cache.holdings[places] = fresh.cache.holdings
@@ -100,7 +100,7 @@ class Stream:
         if used + wanted > len(cache.tables):
             tables = np.zeros(2 * (used + wanted), dtype=cache.tables.dtype)
             tables[: len(cache.tables)] = cache.tables
-            self.state = self.state._replace(own=self.state.own._replace(cache=cache._replace(tables=tables)))
+            self.state = self.state._replace(extra=self.state.extra._replace(cache=cache._replace(tables=tables)))
 
     def finish(self) -> Piece:
         """Nothing more comes: go on until the last request has ended."""

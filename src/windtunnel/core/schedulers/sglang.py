@@ -24,7 +24,16 @@ from windtunnel.core.pipeline import pipes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
-from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage, unstage
+from windtunnel.core.schedulers.sglang_disaggregation import (
+    count_new,
+    join,
+    let_go,
+    may_stage,
+    occupied,
+    resume,
+    stage,
+    unstage,
+)
 from windtunnel.core.schedulers.sglang_memory import (
     BEYOND,
     NO_SPACE_FOR_ONE,
@@ -50,7 +59,6 @@ from windtunnel.core.schedulers.sglang_turns import (
     LANE_FIELDS,
     POOL_FIELDS,
     REQUEST_FIELDS,
-    MicroBatches,
     clear_turns,
     decay,
     given_tokens,
@@ -81,10 +89,10 @@ __all__ = [
 SEATS_OF_STAGES = True
 """Each stage of a pipeline has a table of seats."""
 PROMPTS, ENDING = range(2)
-"""Rows of ``Own.flying``."""
+"""Rows of ``Extra.flying``."""
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     tree: Any
@@ -102,7 +110,7 @@ class Own(NamedTuple):
     """MicroBatches of the stages of pipelines, or None where there are none."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run."""
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
@@ -117,48 +125,46 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if demand.priority is not None:
         requests["priority"] = demand.priority
     seats = int(pools["max_num_seqs"].max())
-    turns: MicroBatches | None = None
     lanes["table"] = np.arange(len(lanes))
-    if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
-        turns = micro_batches(pipes(fleet, lanes), lanes)
-    return Own(
+    staged = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
+    return Extra(
         tree=radix_tree(demand, lanes) if pools["radix_cache"].any() else None,
         flying=np.zeros((len(lanes) * int(pools["stages"].max()), 2, seats), dtype=np.int64),
         scratch=np.zeros((3, max(len(requests), 2 * seats) + 2), dtype=np.int64),
         keys=np.zeros((2, len(requests) + 2)),
         fault=np.zeros(3, dtype=np.int64),
-        turns=turns,
+        turns=micro_batches(pipes(fleet, lanes), lanes) if staged else None,
     )
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i``, whose fields are again as before the run, has computed nothing."""
-    own, lane = state.own, state.lanes[i : i + 1]
-    if own.tree is not None:
-        clear_tree(own.tree, int(lane["root"][0]))
-    if own.turns is not None:
+    extra, lane = state.extra, state.lanes[i : i + 1]
+    if extra.tree is not None:
+        clear_tree(extra.tree, int(lane["root"][0]))
+    if extra.turns is not None:
         stages = int(state.pools["stages"][state.groups["pool"][lane["group"][0]]])
-        clear_turns(state, own.turns, lane, i, stages)
+        clear_turns(state, extra.turns, lane, i, stages)
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    own = state.own
-    own.flying[own.flying == r] = row
-    if own.tree is not None:
-        begins(own.tree.texts, r, row, int(state.requests["prompt"][r]))
-    if own.turns is not None:
-        own.turns.batches["part_way"][own.turns.batches["part_way"] == r] = row
+    extra = state.extra
+    extra.flying[extra.flying == r] = row
+    if extra.tree is not None:
+        begins(extra.tree.texts, r, row, int(state.requests["prompt"][r]))
+    if extra.turns is not None:
+        extra.turns.batches["part_way"][extra.turns.batches["part_way"] == r] = row
 
 
-def with_more_room(own: Own) -> Own:
+def with_more_room(extra: Extra) -> Extra:
     """Twice as many nodes in the trees, if there are any."""
-    return own if own.tree is None else own._replace(tree=with_more_nodes(own.tree))
+    return extra if extra.tree is None else extra._replace(tree=with_more_nodes(extra.tree))
 
 
 def check(state: State) -> None:
     """Raise InputError if the engine died on the way."""
-    fault = state.own.fault
+    fault = state.extra.fault
     if fault[0] == NO_SPACE_FOR_ONE:
         raise InputError(f"max_total_tokens={fault[1]}: no space left for only one request: SGLang stops, give more")
     if fault[0]:
@@ -185,12 +191,12 @@ def has_nodes(tree: Any, wanted: int) -> bool:
 
 @part
 def room(state: State, pool: Pool, group: Group) -> bool:
-    """Whether the trees can take what one step may add: a leaf and three splits for each request that ends or is
-    admitted, and three for one that waits and is looked at."""
+    """Whether the trees can take what a step adds: a leaf and three splits for each that ends or is admitted, and three
+    for one that waits and is looked at."""
     wanted = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         wanted += 12 * pool.max_num_seqs + 3 * state.lanes[i].waiting + 8
-    return has_nodes(state.own.tree, wanted)
+    return has_nodes(state.extra.tree, wanted)
 
 
 @part
@@ -203,17 +209,16 @@ def seated(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in
 
 
 @part
-def may_prefill(own: Own, pool: Pool, lane: Lane) -> bool:
+def may_prefill(extra: Extra, pool: Pool, lane: Lane) -> bool:
     """Whether a prefill round is worth a look."""
-    if pool.role == PREFILL or pool.preempts:  # nothing decodes that would look again (srt/disaggregation/prefill.py)
-        lane.full = 0
-    if pool.newer and lane.top == 0:
+    # A prefill pool has no decodes that would look again (srt/disaggregation/prefill.py).
+    if pool.role == PREFILL or pool.preempts or (pool.newer and lane.top == 0):
         lane.full = 0
     if lane.chunked != NONE:
         return True
     if lane.full or lane.head == NONE:
         return False
-    free = places(pool, lane, own.turns)
+    free = places(pool, lane, extra.turns)
     if lane.top > 0 and free < pool.slots_at_once:
         return False
     if free <= 0 and not pool.preempts:
@@ -223,26 +228,25 @@ def may_prefill(own: Own, pool: Pool, lane: Lane) -> bool:
 
 
 @part
-def prefill(state: State, own: Own, pool: Pool, lane: Lane, seats: Array, start: float) -> bool:
+def prefill(state: State, extra: Extra, pool: Pool, lane: Lane, seats: Array, start: float) -> bool:
     """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
-    if not may_prefill(own, pool, lane):
+    if not may_prefill(extra, pool, lane):
         return False
-    admit(own.tree, own, pool, lane, state.requests, seats, state.rows, start)
+    admit(extra.tree, extra, pool, lane, state.requests, seats, state.rows, start)
     lane.part_way = lane.chunked
-    if lane.batch == 0 or not allocate_prompts(own.tree, own.fault, pool, lane, seats):
+    if lane.batch == 0 or not allocate_prompts(extra.tree, extra.fault, pool, lane, seats):
         return False
     lane.processed += lane.chunk_tokens
-    return not pool.mixed or mix(own, pool, lane, state.requests, seats)
+    return not pool.mixed or mix(extra, pool, lane, state.requests, seats)
 
 
 @part
-def mix(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
-    """Let the running requests share the round; from 0.5 on they sit it out if memory is short. False: the engine
-    died."""
+def mix(extra: Extra, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+    """Let the running requests share the round; from 0.5 on they sit it out if memory is short. False: it died."""
     if pool.newer:
         if leave_out_the_last(pool, lane, requests, seats) > 0:
             lane.full = 0
-        if lane.top == 0 or not make_room(own.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
+        if lane.top == 0 or not make_room(extra.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
             return True
         if pool.preempts:
             for i in range(lane.top):
@@ -252,28 +256,30 @@ def mix(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool
         drop_ended(lane, seats)
     lane.mixed = 1
     lane.step_decodes = lane.top
-    return lane.top == 0 or allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)
+    return lane.top == 0 or allocate_decodes(extra.tree, extra.fault, pool, lane, requests, seats)
 
 
 # A decode round.
 
 
 @part
-def decode(state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
+def decode(state: State, extra: Extra, pool: Pool, lane: Lane, seats: Array) -> bool:
     """One token for every running request; some are retracted if memory is short. From 0.5 on the round is skipped
-    instead if those whose last token is in flight will make room."""
+    if those whose last token is in flight make room."""
     before, requests = lane.top, state.requests
     drop_ended(lane, seats)
     left_out = leave_out_the_last(pool, lane, requests, seats)
     if lane.top > 0:
-        if make_room(own.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
+        if make_room(extra.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
             lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
         elif left_out > 0:
             lane.full = 0
             return False
         else:
-            retract(own.tree, pool, lane, requests, seats, state.rows, own.scratch, own.fault)
-        if own.fault[0] or (lane.top > 0 and not allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)):
+            retract(extra.tree, pool, lane, requests, seats, state.rows, extra.scratch, extra.fault)
+        if extra.fault[0]:
+            return False
+        if lane.top > 0 and not allocate_decodes(extra.tree, extra.fault, pool, lane, requests, seats):
             return False
     if lane.top < before:
         lane.full = 0
@@ -296,24 +302,24 @@ def is_held_off(pool: Pool, lane: Lane) -> bool:
 @part
 def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
-    own, lane, requests = state.own, state.lanes[i], state.requests
+    extra, lane, requests = state.extra, state.lanes[i], state.requests
     seats = state.seats[lane.table]
     if lane.chunked != NONE:
-        keep(own.tree, pool, lane, requests[lane.chunked], lane.chunked)
+        keep(extra.tree, pool, lane, requests[lane.chunked], lane.chunked)
     if lane.batch > 0:
-        join_prefilled(lane, requests, seats, own.scratch)
+        join_prefilled(lane, requests, seats, extra.scratch)
     if pool.newer:
         before = lane.top
         drop_ended(lane, seats)
         if lane.top < before:
             lane.full = 0
     lane.chunks, lane.chunk_tokens, lane.step_decodes = 0, 0, 0
-    found = not is_held_off(pool, lane) and prefill(state, own, pool, lane, seats, start)
+    found = not is_held_off(pool, lane) and prefill(state, extra, pool, lane, seats, start)
     if found:
         lane.interval_left = pool.interval
-    elif not own.fault[0]:
-        found = decode(state, own, pool, lane, seats)
-    rest(pool, lane, own.turns, found)
+    elif not extra.fault[0]:
+        found = decode(state, extra, pool, lane, seats)
+    rest(pool, lane, extra.turns, found)
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
     lane.running = lane.outstanding - lane.waiting - lane.coming
     return found
@@ -325,7 +331,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane = state.lanes[i]
     group = state.groups[lane.group]
     for _ in range(1 if group.end > group.now else pool.looks):
-        if decide_round(state, pool, i, start) or lane.head == NONE or state.own.fault[0]:
+        if decide_round(state, pool, i, start) or lane.head == NONE or state.extra.fault[0]:
             break
     return False
 
@@ -348,7 +354,7 @@ def log_round(state: State, pool: Pool, i: int, start: float) -> None:
 def note_end(state: State, pool: Pool, i: int, seat: int, end: float) -> None:  # noqa: ARG001 - see core.seats
     """The round in flight is the last one of a decode."""
     lane = state.lanes[i]
-    state.own.flying[lane.table, ENDING, lane.flying_ends] = state.seats[lane.table, WHO, seat]
+    state.extra.flying[lane.table, ENDING, lane.flying_ends] = state.seats[lane.table, WHO, seat]
     lane.flying_ends += 1
 
 
@@ -356,7 +362,7 @@ def note_end(state: State, pool: Pool, i: int, seat: int, end: float) -> None:  
 def take_off(state: State, pool: Pool, i: int, end: float) -> None:
     """The round that was decided is in flight from now on; the one before it has landed."""
     lane = state.lanes[i]
-    seats, flying = state.seats[lane.table], state.own.flying[lane.table]
+    seats, flying = state.seats[lane.table], state.extra.flying[lane.table]
     lane.flying, lane.flying_row = lane.chunks + lane.step_decodes > 0, lane.row
     lane.flying_prompts, lane.flying_ends, lane.flying_decodes = 0, 0, lane.step_decodes
     for seat in range(lane.top, lane.top + lane.chunks):
@@ -403,8 +409,8 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
     """Lane ``i``'s round in flight has run at ``end``; with the overlap schedule the next one, if any, was decided and
     logged before. Who ends now takes part in that one if it decodes; the place of its token there is free when it has
     run."""
-    lane, requests, tree = state.lanes[i], state.requests, state.own.tree
-    seats, flying = state.seats[lane.table], state.own.flying[lane.table]
+    lane, requests, tree = state.lanes[i], state.requests, state.extra.tree
+    seats, flying = state.seats[lane.table], state.extra.flying[lane.table]
     lane.free += lane.late
     late = 1 if pool.async_scheduling and lane.step_decodes > 0 else 0
     ended = 0
@@ -452,7 +458,7 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
 @part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next round of every lane; returns whether there is any, and False."""
-    fault = state.own.fault
+    fault = state.extra.fault
     if fault[0]:
         begin_boundary(group, state.lanes)
         return False, False
@@ -484,13 +490,13 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
 @part
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     """Nothing is scheduled: the round in flight lands, if there is one."""
-    return IDLE if state.own.fault[0] else steps.pass_over(state, pool, group, preempted, skip)
+    return IDLE if state.extra.fault[0] else steps.pass_over(state, pool, group, preempted, skip)
 
 
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died."""
-    return step_through(state, pool, group, state.own.turns)
+    return step_through(state, pool, group, state.extra.turns)
 
 
 @part
@@ -540,7 +546,7 @@ def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
         if pool.page > 1:
             take_pages(state, pool, lane, row, rounds)
         else:
-            fill_up(state.own.tree, pool, lane, rounds)
+            fill_up(state.extra.tree, pool, lane, rounds)
         decay(pool, lane, rounds)
         lane.last_decode = group.now
         lane.flying_row = row
@@ -550,7 +556,7 @@ def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal rounds as possible; see ``core.jump`` and ``core.pipeline``."""
-    return jump_through(state, pool, group, until, state.own.turns)
+    return jump_through(state, pool, group, until, state.extra.turns)
 
 
 @part
@@ -564,7 +570,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, turns: An
 @part
 def update_bound(state: State, pool: Pool, group: Group) -> None:
     """A lane that only decodes cannot end any request before its next end; a step of slack for rounding."""
-    update_bound_through(state, pool, group, state.own.turns)
+    update_bound_through(state, pool, group, state.extra.turns)
 
 
 @part

@@ -51,9 +51,9 @@ LATER = 1e15
 """More than any other key."""
 
 QUEUE, OTHERS = 0, 2
-"""Rows of ``Own.scratch``."""
+"""Rows of ``Extra.scratch``."""
 KEY, TIE = range(2)
-"""Rows of ``Own.keys``."""
+"""Rows of ``Extra.keys``."""
 
 
 @part
@@ -430,7 +430,9 @@ def places(pool: Pool, lane: Lane, pipe: Any) -> int:
 
 
 @part
-def has_place(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int, most: int) -> bool:
+def has_place(
+    extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int, most: int
+) -> bool:
     """Whether a candidate gets one of ``most`` seats, if need be that of one that makes way for it; sets full."""
     if lane.batch + lane.top >= most:
         lane.full = 1
@@ -438,17 +440,17 @@ def has_place(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, r
             return False
     if not (pool.preempts and lane.full):
         return True
-    return make_way(own.tree, pool, lane, requests, seats, rows, own.scratch, r)
+    return make_way(extra.tree, pool, lane, requests, seats, rows, extra.scratch, r)
 
 
 @part
 def admit(
-    tree: Any, own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
+    tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
 ) -> None:
     """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
-    most = places(pool, lane, own.turns) + lane.top
+    most = places(pool, lane, extra.turns) + lane.top
     open_budgets(pool, lane, seats)
-    matched = order_queue(tree, pool, lane, requests, own.scratch, own.keys)
+    matched = order_queue(tree, pool, lane, requests, extra.scratch, extra.keys)
     if lane.chunked != NONE:
         go_on(pool, lane, requests, seats, start)
     verdict = CONTINUE
@@ -456,13 +458,13 @@ def admit(
         r = lane.head
         if pool.newer and budgets(pool, lane) == STOP:
             break
-        if not has_place(own, pool, lane, requests, seats, rows, r, most):
+        if not has_place(extra, pool, lane, requests, seats, rows, r, most):
             break
         request = requests[r]
         if tree is not None and pool.radix_cache and (pool.newer or not matched):
             look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
         request.looked = request.prompt + request.generated
-        verdict = judge(tree, pool, lane, requests, seats, own.scratch, r)
+        verdict = judge(tree, pool, lane, requests, seats, extra.scratch, r)
         if verdict == CONTINUE:
             tokens = first_part(pool, lane, request) if pool.cuts else request.looked - request.context
             pop_first(lane, requests)

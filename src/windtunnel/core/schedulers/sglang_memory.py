@@ -296,7 +296,7 @@ on sending back until then (sglang/global_config.py, environ.py)."""
 NO_SPACE_FOR_ONE = 2
 """A fault beside OUT_OF_MEMORY."""
 PREEMPTED = 1
-"""Row of ``Own.scratch``: seats of those that make way."""
+"""Row of ``Extra.scratch``: seats of those that make way."""
 
 
 @part

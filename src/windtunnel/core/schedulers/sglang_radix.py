@@ -118,11 +118,12 @@ def clear(tree: Tree, root: int) -> None:
     while ((parents := nodes["parent"][top]) != NONE).any():
         top = np.where(parents != NONE, parents, top)
     mine = top == root
-    for at in np.unique(slot[mine]).tolist():
-        kept = entered[(slot == at) & ~mine].tolist()
-        chain = [*kept, NONE]
-        tree.slots[at] = chain[0]
-        nodes["next"][kept] = chain[1:]
+    tree.slots[slot[mine]] = NONE
+    by_slot = np.argsort(slot[~mine], kind="stable")  # each chain in its order
+    at, kept = slot[~mine][by_slot], entered[~mine][by_slot]
+    begins = np.diff(at, prepend=NONE) != 0
+    tree.slots[at[begins]] = kept[begins]
+    nodes["next"][kept] = np.where(np.append(begins[1:], True), NONE, np.append(kept[1:], NONE))[: len(kept)]
     freed = entered[mine]
     if len(freed):
         nodes["next"][freed] = np.append(freed[1:], tree.room[FREE])

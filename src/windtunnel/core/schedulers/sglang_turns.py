@@ -130,7 +130,7 @@ def step(
 
     IDLE if nothing was found in two whole rounds of turns: the ratio starts anew after the first.
     """
-    i, fault = group.first_lane, state.own.fault
+    i, fault = group.first_lane, state.extra.fault
     lane = state.lanes[i]
     begin_boundary(group, state.lanes)
     if fault[0]:
@@ -179,7 +179,7 @@ def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]
 @part
 def latest_end(state: State, pool: Pool, group: Group) -> float:
     """When the round ends that was decided last."""
-    return end_of_round(pool, group, state.lanes[group.first_lane], state.own.turns)
+    return end_of_round(pool, group, state.lanes[group.first_lane], state.extra.turns)
 
 
 @part
@@ -205,7 +205,7 @@ def decay(pool: Pool, lane: Lane, rounds: int) -> None:
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
     """What the next rounds of all micro-batches have in common; see ``core.pipeline.equal_rounds``."""
-    lane, turns = state.lanes[i], state.own.turns
+    lane, turns = state.lanes[i], state.extra.turns
     if lane.chunked != NONE or lane.interval_left > 0 or pool.page > 1:
         return 0, False
     rounds, joins, present = FOREVER, False, lane.turn % pool.stages
@@ -229,7 +229,7 @@ def jump(state: State, pool: Pool, group: Group, until: float, turns: MicroBatch
     """Make as many equal rounds as possible; returns how many."""
     i = group.first_lane
     lane, first_row, clock, flying = state.lanes[i], state.counters[ROWS], state.lanes[i].clock, state.lanes[i].flying
-    if flying or state.own.fault[0]:
+    if flying or state.extra.fault[0]:
         return 0
     present = batch_of(pool, lane)
     put(turns.batches[present], lane)
@@ -244,7 +244,7 @@ def jump(state: State, pool: Pool, group: Group, until: float, turns: MicroBatch
             batch.clock += done
             batch.kv_tokens += done * batch.top
             decay(pool, lane, done)
-    fill_up(state.own.tree, pool, lane, turns, done)
+    fill_up(state.extra.tree, pool, lane, turns, done)
     turns.batches[present].last_decode = turns.pipe.slots[present].last_end
     put(lane, turns.batches[present])
     report(state, pool, first_row, state.counters[ROWS])

@@ -140,7 +140,7 @@ REQUEST_FIELDS: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     ends: Array
@@ -150,7 +150,7 @@ class Own(NamedTuple):
     """core.pipeline.Pipe, or None where a step has a single stage."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the rules into the pools, and make the arrays of a run.
 
     Raises:
@@ -169,7 +169,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     looks_ahead = (pools["allocation"] == LOOK_AHEAD).any()
     piped = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
     lanes["clock"] = int(piped)
-    return Own(
+    return Extra(
         ends=np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64),
         pipe=pipes(fleet, lanes) if piped else None,
     )
@@ -209,19 +209,19 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
 def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the lane's next step: who decodes, prefills, is admitted, has to go; whether any request had to."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
-    own, ends = state.own, state.own.ends[i]
+    extra, ends = state.extra, state.extra.ends[i]
     lane.started, lane.evicted, lane.looked = start, 0, 0
     if lane.running == 0:
         lane.forming = 1
     if lane.swapped_head != NONE:
-        bring_back(pool, lane, requests, seats, ends, own.pipe)
+        bring_back(pool, lane, requests, seats, ends, extra.pipe)
     tokens = pool.max_num_batched_tokens
     if pool.token_budget != 0:
         waiting = lane.waiting - lane.on_host
         tokens = call_token_budget(pool.token_budget, lane.decodes, lane.kv_tokens, lane.free, waiting, tokens)
     for turn in range(2):
         prefills = pool.mixed or (pool.prefill_first > 0) == (turn == 0)
-        make_room(pool, lane, requests, seats, ends, own.pipe, tokens, pool.mixed or not prefills, prefills)
+        make_room(pool, lane, requests, seats, ends, extra.pipe, tokens, pool.mixed or not prefills, prefills)
         lane.free -= lane.chunk_need
         left, kept = tokens, lane.decode_need + lane.asked
         if not pool.prefill_first:
@@ -232,7 +232,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
             left = min(left, pool.max_num_prefill_tokens) - lane.chunk_tokens
             if is_open(pool, lane, requests):
                 lane.looked = 1
-                admit(pool, lane, requests, seats, ends, own.pipe, left, kept)
+                admit(pool, lane, requests, seats, ends, extra.pipe, left, kept)
         if pool.prefill_first and lane.step_decodes > 0:
             if lane.decodes > tokens - lane.chunk_tokens:
                 lane.step_decodes, lane.step_kv = 0, 0
@@ -240,7 +240,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
                 lane.free -= lane.decode_need
         if pool.mixed or lane.step_decodes + lane.chunks > 0:
             break
-    leave_out(pool, lane, requests, seats, own.pipe)
+    leave_out(pool, lane, requests, seats, extra.pipe)
     return lane.evicted > 0
 
 
@@ -306,10 +306,10 @@ def decoded(pool: Pool, lane: Lane) -> None:
 @part
 def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
     """A decode gets its last token."""
-    lane, seats, own = state.lanes[i], state.seats[i], state.own
+    lane, seats, extra = state.lanes[i], state.seats[i], state.extra
     request = state.requests[seats[WHO, seat]]
-    count_decode(pool, lane, seats, own.pipe, lane.clock, request.prompt + request.output - 1, -1)
-    finish_seat(pool, lane, state.requests, seats, own.ends[i], own.pipe, seat, end)
+    count_decode(pool, lane, seats, extra.pipe, lane.clock, request.prompt + request.output - 1, -1)
+    finish_seat(pool, lane, state.requests, seats, extra.ends[i], extra.pipe, seat, end)
 
 
 @part
@@ -362,14 +362,14 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
 @part
 def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     """The results of the lane's step take effect; False: a later step is decided only when it knows them."""
-    lane, seats, own = state.lanes[i], state.seats[i], state.own
+    lane, seats, extra = state.lanes[i], state.seats[i], state.extra
     if lane.step_decodes > 0:
         lane.end, lane.silent = end, 0
         decoded(pool, lane)
-        resume(state, pool, lane, seats, own.pipe, end)
+        resume(state, pool, lane, seats, extra.pipe, end)
         end_decodes(state, pool, i, seats, lane.clock, end, ended)
     if lane.chunks > 0:
-        end_chunks(state, pool, lane, seats, own.ends[i], own.pipe, end)
+        end_chunks(state, pool, lane, seats, extra.ends[i], extra.pipe, end)
     return False
 
 
@@ -396,7 +396,7 @@ def pass_over(state: State, pool: Pool, group: Group, evicted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return step_through(state, pool, group, state.own.pipe)
+    return step_through(state, pool, group, state.extra.pipe)
 
 
 @part
@@ -442,7 +442,7 @@ def steady_steps(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         return steps, 0, False
     if pool.reschedule_interval > 1:
         steps = min(steps, lane.opens_at_clock - lane.clock)
-    if lane.head != NONE and head_may_join(pool, lane, requests, seats, state.own.ends[i]):
+    if lane.head != NONE and head_may_join(pool, lane, requests, seats, state.extra.ends[i]):
         return 0, 0, False
     joins = pool.queue_ratio > 0.0 or lane.head == NONE or pool.keyed or pool.pass_over
     return steps, 0, joins and (pool.reschedule_interval == 1 or pool.queue_ratio > 0.0)
@@ -533,7 +533,7 @@ def wait(state: State, pool: Pool, group: Group, until: float) -> int:
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps, or rounds of a pipeline, as possible; see ``core.jump`` and ``core.pipeline``."""
-    return jump_through(state, pool, group, until, state.own.pipe)
+    return jump_through(state, pool, group, until, state.extra.pipe)
 
 
 @part
@@ -574,7 +574,7 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
     A lane that only decodes cannot finish any request before the clock of its next end; one step of slack covers
     rounding. A group that waits for a batch to fill begins when the queue opens.
     """
-    update_bound_through(state, pool, group, state.own.pipe)
+    update_bound_through(state, pool, group, state.extra.pipe)
 
 
 @part

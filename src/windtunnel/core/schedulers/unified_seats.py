@@ -72,7 +72,7 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request into the queue; where it is looked at once, the group's time is that of the arrival."""
     put(pool, lane, state.requests, r, False)
     if pool.decide_on_arrival:
-        interrupt(state.groups[lane.group], lane, state.own.pipe)
+        interrupt(state.groups[lane.group], lane, state.extra.pipe)
 
 
 @part
@@ -160,14 +160,14 @@ def watermark(pool: Pool, lane: Lane) -> int:
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i``, whose fields are again as before the run, has computed nothing."""
-    state.own.ends[i] = 0
-    if state.own.pipe is not None:
-        clear_pipe(state, state.own.pipe, i)
+    state.extra.ends[i] = 0
+    if state.extra.pipe is not None:
+        clear_pipe(state, state.extra.pipe, i)
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    ends: Any = state.own.ends[i]
+    ends: Any = state.extra.ends[i]
     mine = (ends & 0xFFFFFFFF) == r
     ends[mine & (ends != 0)] += row - r
 
@@ -353,7 +353,7 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     request.context = request.prompt + request.generated - 1
     start_decoding(pool, lane, seats, None, request, sit(lane, seats, r))
     if pool.allocation == LOOK_AHEAD:
-        add_end(lane, state.own.ends[i], request, r)
+        add_end(lane, state.extra.ends[i], request, r)
     request.returned = 1
     lane.returned += 1
 

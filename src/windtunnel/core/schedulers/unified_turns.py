@@ -123,7 +123,7 @@ def discarded(state: State, pool: Pool, i: int) -> int:
     lane, seats, found = state.lanes[i], state.seats[i], 0
     if lane.returned > 0 and lane.step_decodes > 0:
         for seat in range(lane.top):
-            if decodes_now(pool, lane, state.own.pipe, seats[ENDS, seat]):
+            if decodes_now(pool, lane, state.extra.pipe, seats[ENDS, seat]):
                 found += state.requests[seats[WHO, seat]].returned
     return found
 
@@ -156,7 +156,7 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
         if seats[ENDS, seat] - 1 == step:
-            leave(pool, lane, state.requests, seats, state.own.ends[i], seat)
+            leave(pool, lane, state.requests, seats, state.extra.ends[i], seat)
         else:
             seats[LEAVING, kept] = seat
             kept += 1
@@ -175,7 +175,7 @@ def is_stuck(state: State, pool: Pool, group: Group) -> bool:
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
     """What the next rounds have in common; see ``core.pipeline.equal_rounds``."""
-    lane, seats, pipe = state.lanes[i], state.seats[i], state.own.pipe
+    lane, seats, pipe = state.lanes[i], state.seats[i], state.extra.pipe
     lane.spare = 1 if pool.decodes_ask_for_a_block else 0  # a run stops where the newest decode could ask in vain
     if lane.leaving > 0 or lane.returned > 0 or pool.token_budget != 0 or has_prompts(lane, seats, pipe):
         return 0, False
@@ -195,7 +195,7 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         closed = decodes > 0 and (pool.batching != CONTINUOUS or not (pool.mixed or pool.prefill_first))
         if closed or left <= 0 or (pool.mixed and decodes >= pool.places):
             continue
-        if head_tokens(pool, lane, state.requests, state.own.ends[i], left, 0) != 0:
+        if head_tokens(pool, lane, state.requests, state.extra.ends[i], left, 0) != 0:
             return 0, False
     return rounds, pool.keyed != 0
 

@@ -85,7 +85,7 @@ REQUEST_FIELDS: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """Questions and answers."""
 
     numbers: Any
@@ -116,7 +116,7 @@ class Own(NamedTuple):
     """[1] the address of ``schedulers.user_asking.Asked.call``."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Fill in the fields, make each rank's scheduler, and make the arrays of a run.
 
     Raises:
@@ -137,7 +137,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     def numbers(count: int) -> NDArray[np.int64]:
         return np.zeros(count, dtype=np.int64)
 
-    own = Own(
+    extra = Extra(
         numbers=numbers(COUNT),
         names=numbers(n + 1),
         tokens=numbers(n + 1),
@@ -154,34 +154,34 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         turns=np.zeros(many),
         call=numbers(1),
     )
-    own.addresses[:] = [columns.ctypes.data for columns in (own.waiting, own.running, own.limits)]
-    asked.begin(own)
-    return own
+    extra.addresses[:] = [columns.ctypes.data for columns in (extra.waiting, extra.running, extra.limits)]
+    asked.begin(extra)
+    return extra
 
 
 def check(state: State) -> None:
     """Raise what a scheduler raised, or InputError for the rule that it broke."""
-    KEPT[int(state.own.call[0])].require_right()
+    KEPT[int(state.extra.call[0])].require_right()
 
 
 def check_end(state: State) -> None:
     """Raise InputError for requests that a scheduler has left."""
-    KEPT[int(state.own.call[0])].require_none_left(state)
+    KEPT[int(state.extra.call[0])].require_none_left(state)
 
 
-def renew(own: Own, r: int) -> None:
+def renew(extra: Extra, r: int) -> None:
     """Another request than before stands in row ``r``."""
-    KEPT[int(own.call[0])].renew(r)
+    KEPT[int(extra.call[0])].renew(r)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i``, whose fields are again as before the run, has computed nothing: its scheduler is a new one."""
-    KEPT[int(state.own.call[0])].clear(i)
+    KEPT[int(state.extra.call[0])].clear(i)
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``; its scheduler is asked anew."""
-    KEPT[int(state.own.call[0])].stand_in(i, r, row)
+    KEPT[int(state.extra.call[0])].stand_in(i, r, row)
     state.lanes["holding"][i] = 0
 
 
@@ -203,7 +203,7 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
     lane.tail = r
     lane.waiting += 1
     lane.holding = 0
-    note(state.own.came, state.own.numbers, CAME, lane, r, request.lane)
+    note(state.extra.came, state.extra.numbers, CAME, lane, r, request.lane)
 
 
 # Requests that come from other lanes, or go to them.
@@ -237,14 +237,14 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
     if wanted > lane.free or lane.chooses == 0:
         return wanted <= lane.free
     _, gone, held = look(state, pool, i)
-    if gone >= pool.max_num_seqs or held >= pool.num_blocks or state.own.numbers[BROKEN] != OK:
+    if gone >= pool.max_num_seqs or held >= pool.num_blocks or state.extra.numbers[BROKEN] != OK:
         return False
     lane.holding, lane.wants_hold = 0, min(lane.wants_hold, 0)
     request.known = known
     now, which = state.groups[lane.group].now, i + (int(r) << LANE_BITS)
-    answer = call_python(state.own.call[0], WHETHER_TAKEN, which, now, gone, held)
+    answer = call_python(state.extra.call[0], WHETHER_TAKEN, which, now, gone, held)
     if answer < 0:
-        state.own.numbers[BROKEN] = RAISED
+        state.extra.numbers[BROKEN] = RAISED
     return bool(answer == 1)
 
 
@@ -257,7 +257,7 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
     request.blocks = blocks_of(pool, request.context)
     lane.free -= request.blocks
     lane.kept_blocks += request.blocks
-    note(state.own.beside, state.own.numbers, BESIDE, lane, r, i)
+    note(state.extra.beside, state.extra.numbers, BESIDE, lane, r, i)
 
 
 @part
@@ -268,9 +268,9 @@ def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
     lane.kept_blocks -= request.blocks
     request.context, request.computed, request.blocks = 0, 0, 0
     lane.holding, lane.wants_hold = 0, min(lane.wants_hold, 0)  # nor what was decided before it is carried out
-    note(state.own.went, state.own.numbers, WENT, lane, r, request.lane)
+    note(state.extra.went, state.extra.numbers, WENT, lane, r, request.lane)
     if lane.asks == OBJECTS or lane.chooses == 1:  # it may get memory here again before the next question
-        call_python(state.own.call[0], WHAT_IS_NOTED, 0, 0.0, 0, 0)
+        call_python(state.extra.call[0], WHAT_IS_NOTED, 0, 0.0, 0, 0)
 
 
 @part
@@ -355,7 +355,7 @@ def begin_leaving(state: State, pool: Pool, i: int, seat: int, end: float) -> bo
         lane.beyond += 1
         return True
     request.seat = NONE
-    note(state.own.went, state.own.numbers, WENT, lane, r, i)
+    note(state.extra.went, state.extra.numbers, WENT, lane, r, i)
     return False
 
 
@@ -437,7 +437,7 @@ def release_seat(state: State, pool: Pool, i: int, seat: int) -> None:
         lane.beyond -= 1
     if request.beyond != 0:
         request.beyond, request.seat = 0, NONE
-        note(state.own.went, state.own.numbers, WENT, lane, r, i)
+        note(state.extra.went, state.extra.numbers, WENT, lane, r, i)
     if request.holds:
         lane.kept_blocks += blocks_of(pool, request.context)
     else:
@@ -484,7 +484,7 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
 @part
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
-    return steps.pass_over(state, pool, group, preempted and state.own.numbers[BROKEN] == OK, skip)
+    return steps.pass_over(state, pool, group, preempted and state.extra.numbers[BROKEN] == OK, skip)
 
 
 @part

@@ -33,7 +33,7 @@ OBJECTS, IN_COLUMNS, MACHINE_CODE, WHETHER_TAKEN, WHAT_IS_NOTED = range(5)
 beside its decisions; that Python is to read what compiled code has noted."""
 
 NAMED, EVICTED, HOLD, CAME, SAT, WENT, BESIDE, BROKEN, WHICH, VALUE, LIMIT, ASKED, COUNT = range(13)
-"""Entries of ``Own.numbers``: how many requests a decision names and evicts, whether it is to be held; how many have
+"""Entries of ``Extra.numbers``: how many requests a decision names and evicts, whether it is to be held; how many have
 come to queues, sat down, gone and got memory since the lists were last read; what is wrong with a decision, with which
 request, and two numbers of it; questions so far."""
 
@@ -170,17 +170,17 @@ class Asked:
         rows = [tuple(getattr(limits, name) for name in LIMIT_COLUMNS.names or ()) for limits in self.limits]
         return np.array([rows[0], *rows], dtype=LIMIT_COLUMNS)
 
-    def begin(self, own: Any) -> None:
-        """Write down the address at which compiled code calls; it is good as long as ``own.call`` is."""
-        self.numbers, self.names, self.tokens, self.evict = own.numbers, own.names, own.tokens, own.evict
-        self.logs = (own.came, own.sat, own.went, own.beside)
-        self.columns = (own.waiting, own.running, own.limits)
+    def begin(self, extra: Any) -> None:
+        """Write down the address at which compiled code calls; it is good as long as ``extra.call`` is."""
+        self.numbers, self.names, self.tokens, self.evict = extra.numbers, extra.names, extra.tokens, extra.evict
+        self.logs = (extra.came, extra.sat, extra.went, extra.beside)
+        self.columns = (extra.waiting, extra.running, extra.limits)
         self.callback = CALL(self.call)
         address = ctypes.cast(self.callback, ctypes.c_void_p).value
         assert address is not None
-        own.call[0] = address
+        extra.call[0] = address
         KEPT[address] = self
-        weakref.finalize(own.call, KEPT.pop, address, None)
+        weakref.finalize(extra.call, KEPT.pop, address, None)
 
     def call(self, what: int, lane: int, now: float, first: int, second: int) -> int:
         """What compiled code calls: yes or no, or −1 where something was raised, which is kept until the run ends."""

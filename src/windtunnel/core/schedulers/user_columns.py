@@ -49,20 +49,20 @@ LIMIT_COLUMNS = np.dtype(
 
 
 @compiled
-def show(lane: Lane, seats: Array, requests: Array, own: Any, i: int, gone: int, blocks: int) -> None:
+def show(lane: Lane, seats: Array, requests: Array, extra: Any, i: int, gone: int, blocks: int) -> None:
     """Write the columns of lane ``i``; so many seats and blocks are missing from its limits."""
     k = 0
     for seat in range(lane.top):
         ends = seats[ENDS, seat]
         if ends == EMPTY or requests[seats[WHO, seat]].seat < 0:
             continue
-        show_one(own.running[k], requests[seats[WHO, seat]], seats[WHO, seat], 0)
+        show_one(extra.running[k], requests[seats[WHO, seat]], seats[WHO, seat], 0)
         k += 1
     r = lane.head
     for j in range(lane.waiting):
-        show_one(own.waiting[j], requests[r], r, j)
+        show_one(extra.waiting[j], requests[r], r, j)
         r = requests[r].next
-    left, whole = own.limits[0], own.limits[i + 1]
+    left, whole = extra.limits[0], extra.limits[i + 1]
     left.max_num_batched_tokens, left.max_model_len = whole.max_num_batched_tokens, whole.max_model_len
     left.block_size = whole.block_size
     left.num_blocks, left.max_num_seqs = whole.num_blocks - blocks, whole.max_num_seqs - gone
@@ -78,28 +78,32 @@ def show_one(one: Any, request: Any, r: int, place: int) -> None:
 
 
 @compiled
-def name_in_order(own: Any, waiting: int, running: int) -> tuple[int, int]:
+def name_in_order(extra: Any, waiting: int, running: int) -> tuple[int, int]:
     """Read from the columns how many requests are named, and how many evicted; those admitted stand in their turns."""
     named = evicted = 0
     for k in range(running):
-        one = own.running[k]
+        one = extra.running[k]
         if one.evict != 0:
-            own.evict[evicted] = one.row
+            extra.evict[evicted] = one.row
             evicted += 1
         if one.tokens != 0:
-            own.names[named], own.tokens[named] = one.row, one.tokens
+            extra.names[named], extra.tokens[named] = one.row, one.tokens
             named += 1
     first = named
     for k in range(waiting):
-        one = own.waiting[k]
+        one = extra.waiting[k]
         if one.tokens == 0:
             continue
-        own.turns[named] = one.turn
+        extra.turns[named] = one.turn
         at = named
-        while at > first and own.turns[at - 1] > one.turn:
-            own.names[at], own.tokens[at], own.turns[at] = own.names[at - 1], own.tokens[at - 1], own.turns[at - 1]
+        while at > first and extra.turns[at - 1] > one.turn:
+            extra.names[at], extra.tokens[at], extra.turns[at] = (
+                extra.names[at - 1],
+                extra.tokens[at - 1],
+                extra.turns[at - 1],
+            )
             at -= 1
-        own.names[at], own.tokens[at], own.turns[at] = one.row, one.tokens, one.turn
+        extra.names[at], extra.tokens[at], extra.turns[at] = one.row, one.tokens, one.turn
         named += 1
     return named, evicted
 

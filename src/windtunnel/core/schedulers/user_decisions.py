@@ -61,7 +61,7 @@ def take_seat(state: State, i: int, r: int) -> None:
     lane.sequence += 1
     request.queued = 0
     request.seat = sit(lane, state.seats[i], r)
-    note(state.own.sat, state.own.numbers, SAT, lane, r, i)
+    note(state.extra.sat, state.extra.numbers, SAT, lane, r, i)
 
 
 @compiled
@@ -106,7 +106,7 @@ def evict(state: State, pool: Pool, i: int, r: int) -> None:
     request.preemptions += 1
     if request.beyond == LEFT_OUT:
         leave_unseen(lane, seats, state.requests, r)
-        note(state.own.went, state.own.numbers, WENT, lane, r, i)
+        note(state.extra.went, state.extra.numbers, WENT, lane, r, i)
     else:
         request.queued = 1
         put_first(lane, state.requests, r)
@@ -159,17 +159,17 @@ def make_room(state: State, i: int) -> None:
 @compiled
 def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     """Do what the decision says; whether it evicts anyone."""
-    lane, requests, own = state.lanes[i], state.requests, state.own
-    numbers, seats = own.numbers, state.seats[i]
+    lane, requests, extra = state.lanes[i], state.requests, state.extra
+    numbers, seats = extra.numbers, state.seats[i]
     named = numbers[NAMED]
     if lane.top + named > seats.shape[1]:
         make_room(state, i)
     for k in range(numbers[EVICTED] - 1, -1, -1):
-        evict(state, pool, i, own.evict[k])
+        evict(state, pool, i, extra.evict[k])
     lane.named, lane.wants_hold = named, int(numbers[HOLD] != 0 and numbers[EVICTED] == 0)
     decodes = 0
     for k in range(named):
-        request = requests[own.names[k]]
+        request = requests[extra.names[k]]
         if just_decodes(seats, request):
             seats[NOW, request.seat] = 1
             decodes += 1
@@ -182,7 +182,7 @@ def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     lane.free -= blocks_due(pool, lane, seats)
     if named > decodes:
         for k in range(named):
-            r = own.names[k]
+            r = extra.names[k]
             if not just_decodes(seats, requests[r]):
-                compute(state, pool, i, r, own.tokens[k], start)
+                compute(state, pool, i, r, extra.tokens[k], start)
     return bool(numbers[EVICTED] > 0)

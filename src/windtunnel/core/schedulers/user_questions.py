@@ -93,9 +93,9 @@ def look(state: State, pool: Pool, i: int) -> tuple[int, int, int]:
 @compiled
 def ask(state: State, pool: Pool, i: int) -> bool:
     """Put the question to the scheduler of lane ``i``, if it sees anything; whether there is a decision that breaks no
-    rule. It stands in ``Own`` then."""
-    lane, own = state.lanes[i], state.own
-    numbers = own.numbers
+    rule. It stands in ``Extra`` then."""
+    lane, extra = state.lanes[i], state.extra
+    numbers = extra.numbers
     if numbers[BROKEN] != OK:
         return False
     seen, gone, held = look(state, pool, i)
@@ -109,16 +109,16 @@ def ask(state: State, pool: Pool, i: int) -> bool:
         seats[NOW, seat] = 0
     now, kind = state.groups[lane.group].now, int(lane.asks)
     if kind == OBJECTS:
-        answer = call_python(own.call[0], OBJECTS, i, now, gone, blocks)
+        answer = call_python(extra.call[0], OBJECTS, i, now, gone, blocks)
     else:
-        show(lane, seats, state.requests, own, i, gone, blocks)
-        answer, at = -1, own.addresses
+        show(lane, seats, state.requests, extra, i, gone, blocks)
+        answer, at = -1, extra.addresses
         if kind == MACHINE_CODE:
-            answer = call_columns(own.functions[i], now, at[0], lane.waiting, at[1], seen, at[2])
+            answer = call_columns(extra.functions[i], now, at[0], lane.waiting, at[1], seen, at[2])
         if answer < 0:  # a function of NumPy; or what failed in machine code is told by Python
-            answer = call_python(own.call[0], IN_COLUMNS, i, now, lane.waiting, seen)
+            answer = call_python(extra.call[0], IN_COLUMNS, i, now, lane.waiting, seen)
         numbers[HOLD] = answer
-        numbers[NAMED], numbers[EVICTED] = name_in_order(own, lane.waiting, seen)
+        numbers[NAMED], numbers[EVICTED] = name_in_order(extra, lane.waiting, seen)
     if answer < 0:
         numbers[BROKEN] = RAISED
     else:
@@ -144,31 +144,31 @@ def is_here(request: Any, i: int) -> bool:
 @compiled
 def find_fault(state: State, pool: Pool, i: int) -> None:
     """Look for a rule that the decision breaks, in the order in which it names requests."""
-    lane, own = state.lanes[i], state.own
-    numbers, stamp, free, places = own.numbers, own.numbers[ASKED], lane.free, pool.max_num_seqs - lane.running
+    lane, extra = state.lanes[i], state.extra
+    numbers, stamp, free, places = extra.numbers, extra.numbers[ASKED], lane.free, pool.max_num_seqs - lane.running
     everyone = lane.running - lane.leaving + lane.beyond + lane.waiting
     for k in range(numbers[EVICTED] - 1, -1, -1):
-        request = state.requests[own.evict[k]]
+        request = state.requests[extra.evict[k]]
         if not is_here(request, i) or request.evicted_at == stamp:
-            wrong(numbers, NOT_RUNNING, own.evict[k], 0, 0)
+            wrong(numbers, NOT_RUNNING, extra.evict[k], 0, 0)
             return
         request.evicted_at = stamp
         free += request.blocks
         places += 1
         lane.evictions += 1
         if lane.evictions > EVICTIONS * everyone:
-            wrong(numbers, FOR_EVER, own.evict[k], lane.evictions, 0)
+            wrong(numbers, FOR_EVER, extra.evict[k], lane.evictions, 0)
             return
     budget = pool.max_num_batched_tokens
     for k in range(numbers[NAMED]):
-        request, tokens = state.requests[own.names[k]], own.tokens[k]
+        request, tokens = state.requests[extra.names[k]], extra.tokens[k]
         places -= not is_here(request, i)
         need = blocks_of(pool, request.computed + tokens) - request.blocks
         what, limit = fault_of(pool, request, i, stamp, tokens, budget, places)
         if what == OK and need > free:
             what, tokens, limit = BLOCKS, need, free
         if what != OK:
-            wrong(numbers, what, own.names[k], tokens, limit)
+            wrong(numbers, what, extra.names[k], tokens, limit)
             return
         free -= need
         budget -= tokens

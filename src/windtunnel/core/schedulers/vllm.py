@@ -32,7 +32,7 @@ from windtunnel.core.pipeline import (
 )
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
-from windtunnel.core.schedulers.vllm_apart import join, let_go, may_stage, occupied, stage, unstage
+from windtunnel.core.schedulers.vllm_disaggregation import join, let_go, may_stage, occupied, stage, unstage
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval
 from windtunnel.core.seats import (
     EMPTY,
@@ -118,7 +118,7 @@ REQUEST_FIELDS: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     cache: Any
@@ -133,7 +133,7 @@ class Own(NamedTuple):
     """None: speculation is that of ``schedulers.vllm_drafts``."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run.
 
     Raises:
@@ -164,40 +164,40 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if any(policy.max_loras > 0 for policy in fleet.policies):
         adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
         requests["adapter"] = 0 if demand.adapter is None else demand.adapter
-    return Own(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache), None)
+    return Extra(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache), None)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
     """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
-    if state.own.cache is not None:
-        clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
-    if state.own.pipe is not None:
-        clear_pipe(state, state.own.pipe, i)
-    if state.own.stores is not None:
-        chunks.clear(state.own.stores, state.lanes[i])
+    if state.extra.cache is not None:
+        clear_cache(state.extra.cache, state.lanes[i : i + 1], int(before["version"][0]))
+    if state.extra.pipe is not None:
+        clear_pipe(state, state.extra.pipe, i)
+    if state.extra.stores is not None:
+        chunks.clear(state.extra.stores, state.lanes[i])
 
 
 def forget(state: State, requests: NDArray[np.int64]) -> None:
     """Requests have nothing in the cache."""
-    if state.own.cache is not None:
-        forget_requests(state.own.cache, requests)
-    if state.own.stores is not None:
-        chunks.forget(state.own.stores, requests)
+    if state.extra.cache is not None:
+        forget_requests(state.extra.cache, requests)
+    if state.extra.stores is not None:
+        chunks.forget(state.extra.stores, requests)
 
 
 def comes_again(state: State, requests: NDArray[np.int64]) -> None:
     """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
-    if state.own.cache is not None:
-        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
+    if state.extra.cache is not None:
+        shared, prompt = state.extra.cache.holdings["shared"], state.requests["prompt"][requests]
         shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    if state.own.cache is not None:
-        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
-    if state.own.stores is not None:
-        chunks.stand_in(state.own.stores, state.lanes[i], r, row)
+    if state.extra.cache is not None:
+        stand_for(state.extra.cache, r, row, int(state.requests["prompt"][r]))
+    if state.extra.stores is not None:
+        chunks.stand_in(state.extra.stores, state.lanes[i], r, row)
 
 
 @part
@@ -212,20 +212,20 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
 @part
 def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, None, ranks)
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
+    budget, preempted = passes.schedule_together(pool, lane, requests, seats, extra, most)
     if budget == passes.NO_ROOM:
-        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most)
+        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, extra, most)
     elif lane.held >= lane.clock:
-        passes.forget_held(pool, lane, requests, seats, own, own.pipe)
+        passes.forget_held(pool, lane, requests, seats, extra, extra.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, own, own.stores, own.drafts, budget, most, start)
+        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
     end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
@@ -239,7 +239,7 @@ def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
     request.finish = end
     start_leaving(lane, seats, seat)
     if not passes.overruns(pool, request):
-        count_turn(pool, lane, seats, state.own.pipe, lane.clock, request.prompt + request.output - 1, -1)
+        count_turn(pool, lane, seats, state.extra.pipe, lane.clock, request.prompt + request.output - 1, -1)
 
 
 @part
@@ -296,7 +296,7 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
         lane.silent = 0
     end_decodes(state, pool, i, seats, lane.clock, end, ended)
     if lane.chunks > 0 or lane.generated + lane.newcomers > 0:
-        goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, state.own.stores, end)
+        goes_on |= end_chunks(state, pool, lane, seats, state.extra.pipe, state.extra.stores, end)
     lane.end = end
     return goes_on
 
@@ -312,8 +312,8 @@ def is_of(pipe: Any, last_step: int, step: int) -> bool:
 @part
 def release_step(state: State, pool: Pool, i: int, step: int) -> None:
     """The last tokens of a step have arrived: free seats and blocks. Without a pipeline all in flight are of it."""
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
-    pipe = own.pipe
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
+    pipe = extra.pipe
     kept = 0
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
@@ -331,7 +331,7 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
         if request.holds:
             request.context = context
         else:
-            give_back(pool, lane, own.cache, r, context, request.prompt + request.output - 1, False)
+            give_back(pool, lane, extra.cache, r, context, request.prompt + request.output - 1, False)
         stand_up(lane, seats, seat)
         depart(lane, requests, r)
     lane.leaving = kept
@@ -361,7 +361,7 @@ def discarded(state: State, pool: Pool, i: int) -> int:
     dropped = 0
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
-        if turn_of(pool, lane, state.own.pipe, seats[ENDS, seat]) == lane.clock:
+        if turn_of(pool, lane, state.extra.pipe, seats[ENDS, seat]) == lane.clock:
             dropped += 1 if passes.overruns(pool, state.requests[seats[WHO, seat]]) else 0
     return dropped - lane.spared + lane.resumed
 
@@ -423,7 +423,7 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return step_through(state, pool, group, state.own.pipe)
+    return step_through(state, pool, group, state.extra.pipe)
 
 
 @part
@@ -444,7 +444,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     A prompt that is part-way takes what the decodes leave of the budget. A head of the queue that cannot be admitted
     stays so: free blocks only get fewer, and so do the blocks that it finds.
     """
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     if lane.leaving > 0 or lane.ghosts > 0 or lane.held == lane.clock:
         return 0, 0, False
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
@@ -465,10 +465,10 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         tokens = budget
         possible = min(possible, (left - 1) // tokens - 1)
     elif possible > 0 and lane.head != NONE:
-        if passes.may_be_overtaken(pool, lane, requests, seats, state.own.adapters):
+        if passes.may_be_overtaken(pool, lane, requests, seats, state.extra.adapters):
             return 0, 0, False
         most = passes.most_tokens(pool, lane)
-        if passes.head_tokens(pool, lane, requests, own, own.stores, own.drafts, budget, most) > 0:
+        if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) > 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -485,13 +485,13 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     note_interval(pool, lane, False)
     if lane.chunks > 0:
         r = state.seats[i, WHO, lane.first]
-        offer(pool, lane, state.own.cache, r, state.requests[r].context)
+        offer(pool, lane, state.extra.cache, r, state.requests[r].context)
 
 
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
     """What the next rounds of a pipeline have in common; see ``core.pipeline.equal_rounds``."""
-    lane, requests, own = state.lanes[i], state.requests, state.own
+    lane, requests, extra = state.lanes[i], state.requests, state.extra
     if lane.first < lane.top or lane.leaving > 0 or lane.ghosts > 0 or lane.held >= lane.clock:
         return 0, False
     rounds = (lane.next_end - 1 - lane.clock) // pool.stages if lane.running > 0 else 0
@@ -500,8 +500,8 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
             return 0, False
         most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
-            budget = pool.max_num_batched_tokens - own.pipe.slots[k].decodes
-            if passes.head_tokens(pool, lane, requests, own, own.stores, own.drafts, budget, most) != 0:
+            budget = pool.max_num_batched_tokens - extra.pipe.slots[k].decodes
+            if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs
@@ -518,7 +518,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps as possible; see ``core.jump`` and ``core.pipeline``."""
-    return jump_through(state, pool, group, until, state.own.pipe)
+    return jump_through(state, pool, group, until, state.extra.pipe)
 
 
 @part
@@ -552,4 +552,4 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
         if lane.head != NONE or lane.first < lane.top or lane.leaving + lane.ghosts > 0:
             group.bound = group.now
             return
-        group.bound = min(group.bound, earliest_end(state, pool, group, lane, state.own.pipe))
+        group.bound = min(group.bound, earliest_end(state, pool, group, lane, state.extra.pipe))

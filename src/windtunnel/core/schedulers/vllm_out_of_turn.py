@@ -52,7 +52,7 @@ REQUEST_FIELDS: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     cache: Any
@@ -69,17 +69,17 @@ class Own(NamedTuple):
     """How many these are."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run; see ``schedulers.vllm``."""
-    own = vllm.arrays(fleet, demand, pools, lanes, requests)
+    extra = vllm.arrays(fleet, demand, pools, lanes, requests)
     for pool, policy in zip(pools, fleet.policies, strict=True):
         for name in ("wait_for_output", "decide_after_empty_step"):
             pool[name] = getattr(policy, name)
     requests["max_tokens"] = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
-    flights = len(own.pipe.ends)
-    return Own(
-        *own,
-        decoded=np.full(len(own.pipe.slots), -np.inf),
+    flights = len(extra.pipe.ends)
+    return Extra(
+        *extra,
+        decoded=np.full(len(extra.pipe.slots), -np.inf),
         flights=np.zeros((flights, int(pools["max_num_seqs"].max())), dtype=np.int64),
         counts=np.zeros(flights, dtype=np.int64),
     )
@@ -90,14 +90,14 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:
     vllm.clear(state, i, before)
     lane: Any = state.lanes[i]
     stages = int(state.pools["stages"][state.groups["pool"][lane["group"]]])
-    state.own.decoded[lane["first_slot"] : lane["first_slot"] + stages] = -np.inf
-    state.own.counts[lane["first_flight"] : lane["first_flight"] + lane["depth"]] = 0
+    state.extra.decoded[lane["first_slot"] : lane["first_slot"] + stages] = -np.inf
+    state.extra.counts[lane["first_flight"] : lane["first_flight"] + lane["depth"]] = 0
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
     vllm.stand_in(state, i, r, row)
-    flights: Any = state.own.flights
+    flights: Any = state.extra.flights
     flights[:] = np.where(flights >> 1 == r, (row << 1) | (flights & 1), flights)
 
 
@@ -118,7 +118,7 @@ comes_again, enqueue, forget, occupied = vllm.comes_again, vllm.enqueue, vllm.fo
 def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
     request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.context, request.certain, False)
+    give_back(pool, lane, state.extra.cache, r, request.context, request.certain, False)
 
 
 # Decode pools have one stage.
@@ -187,14 +187,14 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Row, ends: int) ->
 
 
 @part
-def offer_known(pool: Pool, lane: Lane, request: Row, own: Any, r: int, tokens: int) -> None:
+def offer_known(pool: Pool, lane: Lane, request: Row, extra: Any, r: int, tokens: int) -> None:
     """Others can find so many tokens of a request."""
-    offer(pool, lane, own.cache, r, tokens)
+    offer(pool, lane, extra.cache, r, tokens)
     request.certain = max(request.certain, tokens)
 
 
 @part
-def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int) -> None:
+def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, i: int) -> None:
     """Put what seat ``i`` computes into the step."""
     r = seats[WHO, i]
     request, tokens = requests[r], seats[NOW, i]
@@ -203,17 +203,17 @@ def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
         lane.step_kv += request.context
     else:
         add_chunk(lane, seats, tokens, request.context, request.sequence)
-    offer_known(pool, lane, request, own, r, min(request.context + tokens, request.prompt + request.generated))
+    offer_known(pool, lane, request, extra, r, min(request.context + tokens, request.prompt + request.generated))
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget. It still gets the tokens that are on their way."""
     r = seats[WHO, i]
     request = requests[r]
     prefills, context = not decodes(request), request.context
-    give_back(pool, lane, own.cache, r, context + now, request.certain, True)
+    give_back(pool, lane, extra.cache, r, context + now, request.certain, True)
     request.preemptions += 1
     request.context = request.certain = request.unknown = request.seated = 0
     if now > 0:
@@ -244,12 +244,14 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
 @part
 def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.visit_in_turn(pool, lane, requests, seats, own, None, most, wanted_tokens, serve, evict)
+    budget, preempted = passes.visit_in_turn(
+        pool, lane, requests, seats, extra, None, most, wanted_tokens, serve, evict
+    )
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, own, own.stores, own.drafts, budget, most, start)
+        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
@@ -271,7 +273,7 @@ def discarded(state: State, pool: Pool, i: int) -> int:
             continue
         dropped = not gives_token(request, request.context + seats[NOW, seat])
         dropped |= request.generated + request.promised >= request.output
-        if not dropped and (request.latest < state.own.decoded[slot] or request.latest_slot != slot):
+        if not dropped and (request.latest < state.extra.decoded[slot] or request.latest_slot != slot):
             request.paused = 1
         found += 1 if dropped or request.paused else 0
     return found
@@ -280,7 +282,7 @@ def discarded(state: State, pool: Pool, i: int) -> int:
 @part
 def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     """The results of the lane's step are on their way; whether a later step wants any of its tokens."""
-    lane, seats, own, goes_on = state.lanes[i], state.seats[i], state.own, False
+    lane, seats, extra, goes_on = state.lanes[i], state.seats[i], state.extra, False
     step = lane.clock - 1
     slot, flight = lane.first_slot + step % pool.stages, lane.first_flight + step % lane.depth
     for seat in range(lane.top):
@@ -297,14 +299,14 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
         if gives_token(request, request.context):
             request.unknown += 1
             request.promised += 1
-            own.flights[flight, own.counts[flight]] = (r << 1) | (1 if continues else 0)
-            own.counts[flight] += 1
+            extra.flights[flight, extra.counts[flight]] = (r << 1) | (1 if continues else 0)
+            extra.counts[flight] += 1
             request.latest, request.latest_slot = end, slot
             if pool.async_scheduling:
                 request.next_step = step + pool.stages
             goes_on |= continues or request.generated + 1 < request.output or request.overruns != 0
     if lane.step_decodes > 0:
-        own.decoded[slot] = end
+        extra.decoded[slot] = end
     lane.end = end
     return goes_on
 
@@ -345,7 +347,7 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
         while seats[WHO, seat] != r or seats[ENDS, seat] == EMPTY:
             seat += 1
         if not request.holds:
-            give_back(pool, lane, state.own.cache, r, request.context, request.certain, False)
+            give_back(pool, lane, state.extra.cache, r, request.context, request.certain, False)
         request.seated = 0
         stand_up(lane, seats, seat)
     else:
@@ -357,11 +359,11 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
 @part
 def release_step(state: State, pool: Pool, i: int, step: int) -> None:
     """The output of a step has arrived."""
-    lane, own = state.lanes[i], state.own
+    lane, extra = state.lanes[i], state.extra
     flight = lane.first_flight + step % lane.depth
-    time = own.pipe.ends[flight]
-    for k in range(own.counts[flight]):
-        r = own.flights[flight, k] >> 1
+    time = extra.pipe.ends[flight]
+    for k in range(extra.counts[flight]):
+        r = extra.flights[flight, k] >> 1
         request = state.requests[r]
         if request.state == GONE:
             continue
@@ -371,15 +373,15 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
         request.unknown = max(request.unknown - 1, 0)
         if request.generated == 1:
             request.first_token = time
-        elif own.flights[flight, k] & 1 == 0:  # its prompt was computed again
+        elif extra.flights[flight, k] & 1 == 0:  # its prompt was computed again
             write_stall(state, r, request.last_token, time)
         request.token_before, request.last_token = request.last_token, time
         if request.seated:
-            offer_known(pool, lane, request, own, r, request.context - request.unknown)
+            offer_known(pool, lane, request, extra, r, request.context - request.unknown)
         if request.generated == request.output:
             request.finish = time
             leave(state, pool, i, r)
-    own.counts[flight] = 0
+    extra.counts[flight] = 0
 
 
 # Steps.
@@ -397,7 +399,7 @@ def goes_on(pool: Pool, group: Group, lane: Lane, pipe: Pipe, scheduled: bool) -
 def step(state: State, pool: Pool, group: Group) -> int:
     """Decide one step, and let the oldest end if no other one may be in flight beside it, or where the engine looks at
     its output first; see ``core.pipeline.step``."""
-    lane, pipe = state.lanes[group.first_lane], state.own.pipe
+    lane, pipe = state.lanes[group.first_lane], state.extra.pipe
     begin_boundary(group, state.lanes)
     if lane.waiting + lane.running == 0:
         if lane.flying == 0:

@@ -1,7 +1,7 @@
 """The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
 
-Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``, without KV stores ``own.stores``,
-without speculation ``own.drafts``; what asks for them then vanishes when it is compiled.
+Where prefixes are not cached ``extra.cache`` is None, without a pipeline ``extra.pipe``, without KV stores
+``extra.stores``, without speculation ``extra.drafts``; what asks for them then vanishes when it is compiled.
 """
 
 from typing import Any
@@ -102,16 +102,16 @@ def most_tokens(pool: Pool, lane: Lane) -> int:
 
 
 @part
-def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int) -> None:
+def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, i: int) -> None:
     """Put the prefill of seat ``i`` into the step; others can find what it computes from now on."""
     r = seats[WHO, i]
     request = requests[r]
     add_chunk(lane, seats, seats[NOW, i], request.context, request.sequence)
-    offer(pool, lane, own.cache, r, min(request.context + seats[NOW, i], request.prompt + request.generated))
+    offer(pool, lane, extra.cache, r, min(request.context + seats[NOW, i], request.prompt + request.generated))
 
 
 @part
-def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int) -> tuple[int, bool]:
     """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
 
     Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
@@ -120,7 +120,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
     """
     preempted, given, behind = False, 0, False
     while True:
-        decodes_need = pipeline.blocks_due(pool, lane, seats, own.pipe) - given
+        decodes_need = pipeline.blocks_due(pool, lane, seats, extra.pipe) - given
         need = decodes_need
         budget = pool.max_num_batched_tokens - lane.decodes
         for i in range(lane.first, lane.top):
@@ -139,18 +139,18 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
             budget -= tokens
         if need <= lane.free:
             break
-        if pool.evict_worst or most != UNLIMITED or (behind and own.cache is not None):
+        if pool.evict_worst or most != UNLIMITED or (behind and extra.cache is not None):
             return NO_ROOM, False
         served = min(decodes_need, lane.free)
         lane.free -= served
         given += served
-        evict(pool, lane, requests, seats, own, own.stores, lane.top - 1, 0)
+        evict(pool, lane, requests, seats, extra, extra.stores, lane.top - 1, 0)
         preempted = True
     lane.free -= need
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
             lane.prefills = 1
-            compute_chunk(pool, lane, requests, seats, own, i)
+            compute_chunk(pool, lane, requests, seats, extra, i)
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     return budget, preempted
 
@@ -173,7 +173,7 @@ def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, i: int, now: int) -> int:
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget."""
     r = seats[WHO, i]
@@ -182,21 +182,21 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, store
     ends = seats[ENDS, i]
     prefills, leaves = ends == NEVER, ends <= lane.clock
     context = request.context if prefills else request.prompt + request.output - 1
-    turn = pipeline.turn_of(pool, lane, own.pipe, ends)
+    turn = pipeline.turn_of(pool, lane, extra.pipe, ends)
     if decodes(pool, lane, request, ends):
-        context = pipeline.context_of(pool, lane, own.pipe, request, ends)
-        pipeline.count_turn(pool, lane, seats, own.pipe, ends, context, -1)
+        context = pipeline.context_of(pool, lane, extra.pipe, request, ends)
+        pipeline.count_turn(pool, lane, seats, extra.pipe, ends, context, -1)
     if leaves:
         request.last_step = ends - 1
     elif not prefills:
         request.generated = context - request.prompt + 1
         if request.held_clock != turn:
-            request.last_token = pipeline.last_token_of(pool, lane, own.pipe, ends)
-            request.last_step = turn - pipeline.num_stages(pool, own.pipe)
+            request.last_token = pipeline.last_token_of(pool, lane, extra.pipe, ends)
+            request.last_step = turn - pipeline.num_stages(pool, extra.pipe)
     offered = context + now
     if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
         offered = max(offered - 1, request.certain)
-    give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
+    give_back(pool, lane, extra.cache, r, context + now, offered, not leaves)
     request.context, request.held_clock, request.certain = 0, 0, 0
     if stores is not None:
         forget_computed(stores, lane, r)
@@ -259,7 +259,7 @@ def visit_in_turn(
     lane: Lane,
     requests: Array,
     seats: Array,
-    own: Any,
+    extra: Any,
     drafts: Any,
     most: int,
     wants: Any,
@@ -280,14 +280,14 @@ def visit_in_turn(
             i += 1
             continue
         request = requests[seats[WHO, i]]
-        tokens = min(wants(pool, lane, own.pipe, request, ends), most, budget)
-        context = request.context if ends == NEVER else pipeline.context_of(pool, lane, own.pipe, request, ends)
+        tokens = min(wants(pool, lane, extra.pipe, request, ends), most, budget)
+        context = request.context if ends == NEVER else pipeline.context_of(pool, lane, extra.pipe, request, ends)
         missing = missing_blocks(pool, drafts, request, context, tokens) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = drop(pool, lane, requests, seats, own, own.stores, found, seats[NOW, found])
+            returned = drop(pool, lane, requests, seats, extra, extra.stores, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -304,21 +304,21 @@ def visit_in_turn(
                 request.blocks += missing
             if ends == NEVER:
                 lane.prefills |= 1 if drafts is None else 0
-                serve(pool, lane, requests, seats, own, i)
+                serve(pool, lane, requests, seats, extra, i)
         i += 1
     return budget, preempted
 
 
 @compiled
-def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
-    found = visit_in_turn(pool, lane, requests, seats, own, None, most, wanted_tokens, compute_chunk, evict)
-    hold_back(pool, lane, requests, seats, own, own.pipe)
+    found = visit_in_turn(pool, lane, requests, seats, extra, None, most, wanted_tokens, compute_chunk, evict)
+    hold_back(pool, lane, requests, seats, extra, extra.pipe)
     return found
 
 
 @compiled
-def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
     lane.step_decodes, lane.step_kv, lane.held_from = lane.decodes, lane.kv_tokens, 0
     for i in range(lane.top):
@@ -330,7 +330,7 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, p
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
-                offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], context + 1)
+                offer_newcomer(pool, lane, extra.cache, extra.stores, seats[WHO, i], context + 1)
                 resume(lane, request, ends, pipe)
             continue
         lane.step_decodes -= 1
@@ -361,13 +361,13 @@ def resume(lane: Lane, request: Request, ends: int, pipe: Any) -> None:
 
 
 @compiled
-def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
+def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, pipe: Any) -> None:
     """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
     for i in range(lane.held_from, lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
             request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
-            offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], request.certain)
+            offer_newcomer(pool, lane, extra.cache, extra.stores, seats[WHO, i], request.certain)
             resume(lane, request, seats[ENDS, i], pipe)
 
 
@@ -393,7 +393,7 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, drafts: Any, r
 
 @part
 def head_tokens(
-    pool: Pool, lane: Lane, requests: Array, own: Any, stores: Any, drafts: Any, budget: int, most: int
+    pool: Pool, lane: Lane, requests: Array, extra: Any, stores: Any, drafts: Any, budget: int, most: int
 ) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
     r = lane.head
@@ -402,7 +402,7 @@ def head_tokens(
     request = requests[r]
     known = request.prompt + request.generated
     room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
-    found, idle = look_up(pool, lane, request, own.cache, drafts, r, room)
+    found, idle = look_up(pool, lane, request, extra.cache, drafts, r, room)
     if found == NO_ROOM:
         return 0
     tokens = known - request.context - found * pool.block_size
@@ -455,7 +455,7 @@ def admit_head(
     lane: Lane,
     requests: Array,
     seats: Array,
-    own: Any,
+    extra: Any,
     stores: Any,
     drafts: Any,
     r: int,
@@ -464,7 +464,7 @@ def admit_head(
 ) -> None:
     """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = requests[r]
-    has = take_found(pool, lane, request, own.cache, r)
+    has = take_found(pool, lane, request, extra.cache, r)
     if stores is not None:
         has += take_held(pool, lane, request, stores, r)
     if drafts is None:
@@ -479,7 +479,7 @@ def admit_head(
     i = sit_last(lane, seats, r)
     lane.prefills |= 1 if request.prompt + request.generated - request.context > 1 else 0
     seats[NOW, i] = tokens
-    compute_chunk(pool, lane, requests, seats, own, i)
+    compute_chunk(pool, lane, requests, seats, extra, i)
 
 
 @part
@@ -502,15 +502,15 @@ def output_is_missing(pool: Pool, lane: Lane, pipe: Any, drafts: Any, request: R
 
 
 @part
-def set_aside(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, aside: int) -> int:
+def set_aside(pool: Pool, lane: Lane, requests: Array, extra: Any, budget: int, aside: int) -> int:
     """Take those from the head of the queue who have to wait for their latest token, or for an adapter to go.
 
     Returns them, linked by ``previous`` to the earlier ones (``aside``).
     """
     while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
         request = requests[lane.head]
-        missing = output_is_missing(pool, lane, own.pipe, own.drafts, request)
-        if not missing and not lacks_adapter(pool, lane, own.adapters, request):
+        missing = output_is_missing(pool, lane, extra.pipe, extra.drafts, request)
+        if not missing and not lacks_adapter(pool, lane, extra.adapters, request):
             break
         r = pop(pool, lane, requests)
         requests[r].previous = aside
@@ -525,7 +525,7 @@ def admit(
     lane: Lane,
     requests: Array,
     seats: Array,
-    own: Any,
+    extra: Any,
     stores: Any,
     drafts: Any,
     budget: int,
@@ -537,18 +537,18 @@ def admit(
     Those passed over go back to the front, the last one first, and before them those set aside, in their order.
     """
     first, last, aside = NONE, NONE, NONE
-    count_adapters(lane, requests, seats, own.adapters)
+    count_adapters(lane, requests, seats, extra.adapters)
     if stores is not None and lane.holders > 0:
         holders_first(stores, lane, requests)
     while True:
-        aside = set_aside(pool, lane, requests, own, budget, aside)
+        aside = set_aside(pool, lane, requests, extra, budget, aside)
         if stores is not None:
             begun = begin_elsewhere(pool, lane, requests, stores, budget)
             if begun == LOADS:
                 continue
             if begun == LACKS:
                 break
-        tokens = head_tokens(pool, lane, requests, own, stores, drafts, budget, most)
+        tokens = head_tokens(pool, lane, requests, extra, stores, drafts, budget, most)
         if tokens == 0:
             break
         r = pop(pool, lane, requests)
@@ -561,8 +561,8 @@ def admit(
             last = r
             lane.deferred += 1
             continue
-        add_adapter(lane, own.adapters, requests[r].adapter)
-        admit_head(pool, lane, requests, seats, own, stores, drafts, r, tokens, start)
+        add_adapter(lane, extra.adapters, requests[r].adapter)
+        admit_head(pool, lane, requests, seats, extra, stores, drafts, r, tokens, start)
         budget -= tokens
         if drafts is not None:
             budget -= pool.draft_slots

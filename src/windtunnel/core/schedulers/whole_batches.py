@@ -38,20 +38,20 @@ LANE_FIELDS: Fields = [
 REQUEST_FIELDS: Fields = [("max_tokens", np.int32)]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """Nothing: only its type counts."""
 
     nothing: Any
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:  # noqa: ARG001 - as in every scheduler
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:  # noqa: ARG001 - as in every scheduler
     """Write the settings into the pools."""
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
         pool["places"] = policy.places(limits)
         pool["answer_singly"], pool["max_queue_delay"] = policy.answer_singly, policy.max_queue_delay
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
-    return Own(None)
+    return Extra(None)
 
 
 @part

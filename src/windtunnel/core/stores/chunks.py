@@ -266,9 +266,9 @@ def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
     return made, ports
 
 
-def stores_in(own: Any) -> Stores | None:
+def stores_in(extra: Any) -> Stores | None:
     """The stores among what schedulers keep."""
-    found = (getattr(each, "stores", None) for each in (own if type(own) is tuple else (own,)))
+    found = (getattr(each, "stores", None) for each in (extra if type(extra) is tuple else (extra,)))
     return next((each for each in found if each is not None), None)
 
 

@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.programs.solver import LONGEST, Total, Units, cp_model
-from windtunnel.optimum.rules import orders
+from windtunnel.optimum.rules import ends_early, orders
 from windtunnel.optimum.schedule import Batch, Schedule
 
 ADMIT, DECODE, PAUSE, EVICT, REFILL = "admit", "decode", "pause", "evict", "refill"
@@ -46,8 +46,8 @@ def kinds_of(problem: Problem, apart: bool = False) -> list[Kind]:
 class Flow:
     """The program over so many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
 
-    Where first tokens alone count it ends with the last of them, and for goodput a request that misses a limit need not
-    end: what comes after does not count.
+    Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request
+    that misses a limit need not end: what comes after does not count.
     ``most`` keeps other objectives at a value or below. For goodput, equal requests
     are told apart, since each has a first and a last token of its own.
     """
@@ -131,7 +131,7 @@ class Flow:
         """Keep what waits before each batch of a class, and let all that counts be done after the last."""
         self.unbegun.append(unbegun)
         self.unfinished.append(unfinished)
-        if self.objective.first_tokens_only:
+        if ends_early(self.objective, self.forbidden):
             self.model.add(waiting == 0)
         elif self.objective.goodput is None:
             self.model.add(left == 0)

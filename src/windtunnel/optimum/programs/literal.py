@@ -14,7 +14,7 @@ from windtunnel.deployment import SLO
 from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.programs.solver import LONGEST, Total, Units, cp_model
-from windtunnel.optimum.rules import orders
+from windtunnel.optimum.rules import ends_early, orders
 from windtunnel.optimum.schedule import Batch
 
 
@@ -22,8 +22,9 @@ from windtunnel.optimum.schedule import Batch
 class Literal:
     """The program over so many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
 
-    Where first tokens alone count it ends with the last of them, and for goodput a request that misses a limit need not
-    end: what comes after does not count. ``most`` keeps other objectives at a value or below.
+    Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request
+    that misses a limit need not end: what comes after does not count.
+    ``most`` keeps other objectives at a value or below.
     """
 
     problem: Problem
@@ -96,7 +97,7 @@ class Literal:
             self.held[i].append(m)
             size, held, emitted = after, m, emitted + g
         if self.objective.goodput is None:
-            model.add(emitted >= (1 if self.objective.first_tokens_only else output))
+            model.add(emitted >= (1 if ends_early(self.objective, self.forbidden) else output))
 
     def _obey(self, i: int, j: int, works: Any, decodes: Any, evicted: Any, held: Any, ended: Any) -> None:
         """What the rules say of a request in a batch."""

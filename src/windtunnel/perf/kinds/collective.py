@@ -120,14 +120,20 @@ class LinkTable(Table):
         return self.once(self._build, kernel.op, kernel.gpus)
 
     def _all_reduce(self, gpus: int, graph: bool) -> Curve | None:
-        """The engine's own kernel, NCCL where it has none; the fastest that was measured between linked GPUs."""
-        own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or self._build("all_reduce", gpus)
-        if own is None or not self.known.corrections.kernel_choice or self.device.link != "nvlink" or not graph:
+        """The engine's own kernel, NCCL where it has none; the fastest that was measured between linked GPUs. Over
+        PCIe NCCL, too, where it is faster: engines run nothing else between more than two GPUs, and for large
+        messages (vLLM, custom_all_reduce.py)."""
+        nccl = self._build("all_reduce", gpus)
+        own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or nccl
+        if own is None or not self.known.corrections.kernel_choice or not graph:
             return own
-        others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
+        others = [nccl]
+        if self.device.link == "nvlink":
+            others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
         for other in others:
             if other is not None:
-                own = self._read("all_reduce", gpus, own.knots, np.maximum(own.efficiency, other.at(own.knots)))
+                known = np.where(own.knots < other.knots[0], own.efficiency, other.at(own.knots))
+                own = self._read("all_reduce", gpus, own.knots, np.maximum(own.efficiency, known))
         return own
 
     def _custom(self, gpus: int, graph: bool, engine: str | None) -> Columns | None:

@@ -15,6 +15,8 @@ class Compared:
     """One operator: the best settings of each estimator and their errors."""
 
     operator: str
+    shards: int
+    """Degree of tensor parallelism of the points."""
     points: int
     found: Mapping[str, tuple[Learner, Errors]]
     why_not: Mapping[str, str]
@@ -50,7 +52,7 @@ def compare(
     Args:
         profile: what was measured.
         names: estimators; each by a grid search over its settings.
-        shards: the degree.
+        shards: the degree; operators that were measured with others alone are compared with those.
         folds: parts that are held out in turn.
         say: told what comes next.
 
@@ -61,7 +63,7 @@ def compare(
         raise InputError(f"folds={folds}: must be ≥ 2, so that there is something to train on")
     rows = []
     for (operator, tp), points in profile.points.items():
-        if tp != shards:
+        if tp != shards and (operator, shards) in profile.points:
             continue
         found: dict[str, tuple[Learner, Errors]] = {}
         why_not: dict[str, str] = {}
@@ -73,5 +75,5 @@ def compare(
                 why_not[name] = str(error)
         if not found:
             raise InputError(f"{operator}: {next(iter(why_not.values()))}")
-        rows.append(Compared(operator, len(points), found, why_not))
+        rows.append(Compared(operator, tp, len(points), found, why_not))
     return rows

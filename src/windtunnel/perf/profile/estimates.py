@@ -1,7 +1,7 @@
 """Estimates: a trained estimator for every operator of a profile, from its points or from a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def read_estimates(folder: Path, device: tuple[str, ...] = (), shape: Shape | No
     trained, about = load(folder)
     try:
         reach = {name: Reach(str(row[0]), float(row[1]), float(row[2])) for name, row in about["reach"].items()}
-        named = Shape(**about["shape"])
+        named = Shape(**about["shape"]).as_of(shape)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{str(folder / MANIFEST)!r}: says nothing of {error}; train again") from error
     if shape is not None and named != shape:
@@ -123,4 +123,4 @@ def _estimate(made_of: str, file: Path, profile: Profile) -> Estimates:
     """Trained once for each state of the files."""
     if (made_of, file) not in _kept:
         _kept[made_of, file] = estimate(profile)
-    return _kept[made_of, file]
+    return replace(_kept[made_of, file], about=profile.about)

@@ -1,5 +1,6 @@
 """A profile folder: Vidur's CSV files, ``compute/DEVICE/MODEL/{mlp,attention,head}.csv`` and
-``network/NODE/{all_reduce,send_recv}.csv``, and what ``windtunnel profile`` adds in ``profile.json``."""
+``network/NODE/{all_reduce,send_recv}.csv`` and ``cpu_overhead/…csv``, and what ``windtunnel profile`` adds in
+``profile.json``."""
 
 import csv
 import hashlib
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text
 from windtunnel.perf.estimators.points import Points, points_of
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, PROJECTIONS, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, HEAD, HOST, PROJECTIONS, TOKEN_OPERATORS, Shape
 
 MANIFEST = "profile.json"
 TIME = "time_stats.{}.median"
@@ -32,7 +33,8 @@ class Profile:
     device: str
     shape: Shape
     points: Mapping[tuple[str, int], Points]
-    """(operator, shards) → points; all_reduce by the GPUs that take part, in tokens of this model."""
+    """(operator, shards) → points; all_reduce by the GPUs that take part, in tokens of this model; send_recv, likewise,
+    by 2 for two GPUs of one node and 1 for one of each of two nodes."""
     files: tuple[Path, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     """The manifest of ``windtunnel profile``; empty for Vidur's folders."""
@@ -133,10 +135,14 @@ def _profile(path: Path, mlp: Columns, wanted: Shape | None) -> Profile:
         for name in HEAD:
             degrees = table["num_tensor_parallel_workers"].astype(int)
             _add(found, files[-1], table, name, shape, degrees, table["num_tokens"], "tokens")
-    for file in sorted((root or path).glob("network/*/all_reduce.csv")):
-        if _belongs(file, device, root or path):
+    for file in sorted((root or path).glob("network/*/*.csv")):
+        if file.stem in ("all_reduce", "send_recv") and _belongs(file, device, root or path):
             files.append(file)
             _collectives(found, file, shape)
+    for file in sorted((root or path).glob("cpu_overhead/**/*.csv")):
+        if device.partition("_")[0] in str(file.relative_to(root or path)) and root is not None:
+            name = path.absolute().relative_to(root / "compute" / device).as_posix()
+            files += [file] * _host(found, file, shape, name)
     profile = Profile(device, shape, found, tuple(files), about)
     missing = [name for name in NEEDED if not any(operator == name for operator, _ in found)]
     if missing or not profile.shards:
@@ -186,12 +192,24 @@ def _attention(found: dict[tuple[str, int], Points], file: Path, shape: Shape) -
 
 
 def _collectives(found: dict[tuple[str, int], Points], file: Path, shape: Shape) -> None:
-    """Bytes become tokens of the model; only where all GPUs of the group are of one node's link."""
+    """Bytes become tokens of the model; all-reduces only where all GPUs of the group are of one node's link."""
     table = _table(file, ("num_workers", "size", "devices_per_node"))
-    near = table["devices_per_node"] == table["num_workers"]
-    part = {key: column[near] for key, column in table.items()}
+    by = "num_workers" if file.stem == "all_reduce" else "devices_per_node"
+    kept = table["devices_per_node"] == table["num_workers"] if by == "num_workers" else table[by] <= 2
+    part = {key: column[kept] for key, column in table.items()}
     tokens = part["size"] / (2.0 * shape.n_embd)
-    _add(found, file, part, "all_reduce", shape, part["num_workers"].astype(int), tokens, "tokens")
+    _add(found, file, part, file.stem, shape, part[by].astype(int), tokens, "tokens")
+
+
+def _host(found: dict[tuple[str, int], Points], file: Path, shape: Shape, model: str) -> bool:
+    """Host work of steps of this model, by requests; whether the file has any."""
+    table = _table(file, ("batch_size", "tensor_parallel_degree"), tuple(HOST.values()), ("model_name", model))
+    for name, column in HOST.items() if len(table["batch_size"]) else ():
+        if column in table:
+            part = {TIME.format(name): table[column]}
+            shards = table["tensor_parallel_degree"].astype(int)
+            _add(found, file, part, name, shape, shards, table["batch_size"], "tokens")
+    return len(table["batch_size"]) > 0
 
 
 def _add(
@@ -232,7 +250,7 @@ def _read_mlp(path: Path) -> Columns:
 
 
 def _shape(path: Path, table: Columns, wanted: Shape | None) -> Shape:
-    """The model's shape; Vidur pads the vocabulary and has no head size, which then are as wanted."""
+    """The model's shape; Vidur pads the vocabulary, which then is as wanted."""
     names = ("n_embd", "n_head", "n_kv_head", "n_expanded_embd", "use_gated_mlp", "vocab_size")
     rows = {tuple(int(table[name][i]) for name in names) for i in range(len(table["n_embd"]))}
     if len(rows) != 1:
@@ -240,34 +258,41 @@ def _shape(path: Path, table: Columns, wanted: Shape | None) -> Shape:
     sizes = dict(zip(names, next(iter(rows)), strict=True))
     head = int(table["head_dim"][0]) if "head_dim" in table else sizes["n_embd"] // sizes["n_head"]
     gated, vocabulary = bool(sizes.pop("use_gated_mlp")), sizes.pop("vocab_size")
-    if wanted is not None and 0 <= vocabulary - wanted.vocab_size < 1024:
-        vocabulary = wanted.vocab_size
-    return Shape(**sizes, use_gated_mlp=gated, vocab_size=vocabulary, head_dim=head)
+    return Shape(**sizes, use_gated_mlp=gated, vocab_size=vocabulary, head_dim=head).as_of(wanted)
 
 
+STEADY = 0.25
+"""By which share a point may differ when it is measured again: more is no property of a kernel."""
 TRUTHS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0, "": np.nan}
 
 
-def _table(path: Path, needed: tuple[str, ...]) -> Columns:
-    """The number columns of a CSV file. Raises InputError for a column that is missing, or a text where a number is
-    needed."""
+def _table(
+    path: Path, needed: tuple[str, ...], also: tuple[str, ...] = (), only: tuple[str, str] | None = None
+) -> Columns:
+    """The number columns of a CSV file: those needed, medians, and ``also``; ``only``: rows with this text in a column.
+
+    Raises InputError for a column that is missing, or a text where a number is needed.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         names = next(reader, [])
         rows = list(reader)
-    missing = [name for name in needed if name not in names]
+    missing = [name for name in (*needed, *(only[:1] if only else ())) if name not in names]
     if missing:
         raise InputError(f"{str(path)!r}: has no column {missing[0]!r}: not a file of a profile")
     if not rows:
         raise InputError(f"{str(path)!r}: has no rows; measure again")
+    if only is not None:
+        rows = [row for row in rows if row[names.index(only[0])] == only[1]]
     found: dict[str, NDArray[Any]] = {}
     for i, name in enumerate(names):
-        if (
-            name not in needed
-            and name != "head_dim"
-            and not (name.startswith("time_stats.") and name.endswith(".median"))
-        ):
+        median = name.startswith("time_stats.") and name.endswith(".median")
+        if not (median or name in (*needed, *also, "head_dim")):
             continue
+        if wrong := next((n for n, row in enumerate(rows) if row[i : i + 1] and row[i].lower() == "nan"), None):
+            raise InputError(
+                f"{str(path)!r}: row {wrong + 2}: {name} is nan: measure it again, or leave the cell empty"
+            )
         try:
             found[name] = np.array([TRUTHS[row[i]] if row[i] in TRUTHS else float(row[i]) for row in rows])
         except (ValueError, IndexError) as error:
@@ -276,6 +301,15 @@ def _table(path: Path, needed: tuple[str, ...]) -> Columns:
         if np.isnan(found[name]).any():
             raise InputError(f"{str(path)!r}: column {name!r} has an empty cell: every row needs its keys")
     return found
+
+
+def unsteady(about: Mapping[str, Any]) -> str:
+    """Why times of a profile are not to be trusted; empty where points that were measured twice agree, or were not."""
+    differ = list(about.get("repeats_differ", {}).values())
+    usual = float(np.median(differ)) if differ else 0.0
+    if usual <= STEADY:
+        return ""
+    return f"points that were measured twice differ by {100 * usual:.0f} %: the machine was busy: profile an idle one"
 
 
 def stamp(files: Iterable[Path]) -> str:

@@ -1,6 +1,7 @@
 """Shapes: what a profile's operators compute, as kernels, so that their work is known."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 from windtunnel.deployment import Pool
 from windtunnel.errors import InputError
@@ -21,6 +22,19 @@ ATTENTION = {"attn_prefill": "prefill", "attn_decode": "decode", "attn_kv_cache_
 
 HEAD = ("lm_head", "sampling")
 """Of head.csv, which Vidur lacks; by requests."""
+
+HOST = {
+    "cpu_schedule": "schedule_median",
+    "cpu_prepare_inputs": "prepare_inputs_e2e_median",
+    "cpu_sampler": "sampler_e2e_median",
+    "cpu_process_outputs": "process_model_outputs_median",
+    "cpu_ray": "ray_comm_time_mean",
+}
+"""Of Vidur's cpu_overhead, with its columns; by requests of a step. A step takes the sum of them (its
+``_get_schedule_time`` and so on in base_execution_time_predictor.py), one after the other."""
+
+PADDING = 1024
+"""Vidur pads vocabularies by less than this."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +71,17 @@ class Shape:
             "sampling": Elementwise(34.0 * self.vocab_size),
             "all_reduce": Collective("all_reduce", max(tp, 2), self.n_embd),
             "send_recv": Elementwise(2.0 * self.n_embd),
-        }
+        } | dict.fromkeys(HOST, Elementwise(8.0))
         for name, phase in (("attn_decode", "decode"), ("attn_prefill", "prefill")):
             made[name] = AttentionKernel(phase, heads, kv_heads, self.head_dim, self.head_dim)
         if operator not in made:
             raise InputError(f"operator {operator!r}: not one of a profile's; {', '.join(made)} are")
         return made[operator]
+
+    def as_of(self, wanted: "Self | None") -> Self:
+        """This one with the vocabulary of a model's shape, where it is that padded."""
+        padded = wanted is not None and 0 <= self.vocab_size - wanted.vocab_size < PADDING
+        return replace(self, vocab_size=wanted.vocab_size) if wanted is not None and padded else self
 
     def spec(self) -> dict[str, int]:
         """For a manifest."""

@@ -15,8 +15,8 @@ from windtunnel.perf.kernel_errors import relative_error
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, graph_gap, roofline
 from windtunnel.perf.profile.estimates import Estimates, read_estimates
-from windtunnel.perf.profile.folder import is_device
-from windtunnel.perf.profile.shapes import shape_of
+from windtunnel.perf.profile.folder import is_device, unsteady
+from windtunnel.perf.profile.shapes import HOST, shape_of
 
 PREFIX = "profile:"
 
@@ -115,11 +115,36 @@ class ProfilePredictor(Predictor):
         lacking = super().times(kernel.kernel, a[~possible], b[~possible])
         return either(possible, found.where(possible), lacking)
 
-    @property
-    def host_seconds(self) -> tuple[float, float] | None:
-        """Of a step and of each request in it, where the profile measured them."""
+    def host_seconds(self, requests: Floats) -> Floats | None:
+        """See Predictor: of ``windtunnel profile`` for a step and each request in it, of Vidur by its parts."""
         host = self.estimates.about.get("host")
-        return (float(host["step"]), float(host["request"])) if host else None
+        if host:
+            return float(host["step"]) + float(host["request"]) * requests
+        parts = [name for name in HOST if self.estimates.has(name, self.tp)]
+        zero = np.zeros_like(requests)
+        return (
+            sum((self.estimates.times(name, self.tp, requests, zero).seconds for name in parts), zero)
+            if parts
+            else None
+        )
+
+    def send_seconds(self, moved: Floats, across: bool) -> Floats | None:
+        """See Predictor."""
+        group = 1 if across else 2
+        if not self.estimates.has("send_recv", group):
+            return None
+        tokens = moved / (2.0 * self.estimates.shape.n_embd)
+        return self.estimates.times("send_recv", group, tokens, np.zeros_like(tokens)).seconds
+
+    @property
+    def launches(self) -> bool:
+        """See Predictor."""
+        return bool(self.estimates.about)
+
+    @property
+    def trouble(self) -> str:
+        """See Predictor."""
+        return unsteady(self.estimates.about)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -153,10 +178,20 @@ def profile_predictor(pool: Pool, source: str) -> ProfilePredictor:
     return ProfilePredictor(
         roofline(device),
         None,
-        "what a profile lacks is modelled",
+        "what a profile lacks is modelled" + _other_degrees(found, tp),
         0.0 if found.about else graph_gap(pool),
         estimates=found,
         tp=tp,
+    )
+
+
+def _other_degrees(found: Estimates, tp: int) -> str:
+    """Which host work is there for other degrees alone."""
+    degrees = sorted({int(name.rpartition("@")[2]) for name in found.trained if name.partition("@")[0] in HOST})
+    if not degrees or tp in degrees:
+        return ""
+    return (
+        f"; its CPU overheads are of TP {', '.join(map(str, degrees))}, not {tp}, so the host's work is modelled, too"
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,8 +19,11 @@ from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.database import Database
 from windtunnel.perf.tabulate.tables import PARTS, Axes, Sums, Tabulated, total
 
-KEPT = 256
-"""Tables that a cache keeps, a few megabytes each; the oldest go first."""
+KEPT = 6 << 30
+"""Bytes of tables that a cache keeps, one or two megabytes each; the oldest go first. A search over some models and
+devices reads thousands, and each takes fifteen times as long to make as to read."""
+SWEPT = "01"
+"""First digits of the keys that make room when they are stored: one in eight, since thousands of files are listed."""
 
 
 BESIDES = ("gpu_memory_utilization", "num_gpu_blocks_override", "scheduler", *SCHEDULER_FLAGS)
@@ -94,7 +98,8 @@ def store(folder: Path, key: str, tabulated: Tabulated) -> list[str]:
             temporary = Path(file.name)
             np.savez(file, allow_pickle=False, **_pack(tabulated))
         temporary.replace(folder / f"{key}.npz")
-        _forget_oldest(folder)
+        if key[0] in SWEPT:
+            _forget_oldest(folder)
     except OSError as error:
         if temporary is not None:
             with suppress(OSError):
@@ -104,18 +109,25 @@ def store(folder: Path, key: str, tabulated: Tabulated) -> list[str]:
 
 
 def _forget_oldest(folder: Path) -> None:
-    """Keep the newest KEPT tables; another process may forget the same ones."""
-    with suppress(FileNotFoundError):
-        files = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.npz")]
-        for _, path in sorted(files)[:-KEPT]:
-            path.unlink(missing_ok=True)
+    """Keep the newest tables up to KEPT bytes; another process may forget the same ones."""
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        tables = [(one.stat(), one.path) for one in found if one.name.endswith(".npz")]
+        files = sorted((state.st_mtime_ns, state.st_size, path) for state, path in tables)
+        room = KEPT
+        for _, size, path in reversed(files):
+            room -= size
+            if room < 0:
+                Path(path).unlink(missing_ok=True)
 
 
 def _pack(tabulated: Tabulated) -> dict[str, Any]:
-    """Arrays by name. Tables of zeros are left out, and so is what can be added up again: the total of the sources."""
+    """Arrays by name. Tables of zeros are left out, and so is what can be added up again: the total of the sources.
+    Equal tables are kept once."""
     arrays: dict[str, Any] = {"host_overlapped": tabulated.times.host_overlapped}
     arrays["host_serial"] = tabulated.times.host_serial
     whole: list[str] = []
+    first: dict[bytes, str] = {}
+    same: dict[str, str] = {}
     split = {
         **_prefixed("source", tabulated.sources),
         **_prefixed("group", tabulated.groups),
@@ -128,8 +140,13 @@ def _pack(tabulated: Tabulated) -> dict[str, Any]:
             if name.startswith("group") and np.array_equal(seconds, getattr(tabulated.times, part)):
                 whole.append(f"{name}/{part}")
             elif seconds.any():
-                arrays[f"{name}/{part}"] = seconds
-    text = {"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split), "whole": whole}
+                kept = first.setdefault(hashlib.sha256(seconds.tobytes()).digest(), f"{name}/{part}")
+                if kept == f"{name}/{part}":
+                    arrays[kept] = seconds
+                else:
+                    same[f"{name}/{part}"] = kept
+    text: dict[str, Any] = {"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split)}
+    text |= {"whole": whole, "same": same}
     arrays["text"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
     return arrays
 
@@ -140,11 +157,13 @@ def _prefixed(prefix: str, tables: dict[str, Any]) -> dict[str, Any]:
 
 def _unpack(file: Any, ax: Axes) -> Tabulated:
     text = json.loads(bytes(file["text"]))
+    arrays = {name: file[name] for name in file.files}
+    arrays |= {name: arrays[kept] for name, kept in text["same"].items()}
     found = {
         name: Sums(
             ax,
-            {part: file[f"{name}/{part}"] for part in PARTS if f"{name}/{part}" in file},
-            float(file[f"{name}/prefill_base"]),
+            {part: arrays[f"{name}/{part}"] for part in PARTS if f"{name}/{part}" in arrays},
+            float(arrays[f"{name}/prefill_base"]),
         )
         for name in text["split"]
     }
@@ -156,7 +175,7 @@ def _unpack(file: Any, ax: Axes) -> Tabulated:
         group, part = name.removeprefix("group:").split("/")
         groups[group].tables[part] = everything.tables[part]
     return Tabulated(
-        times=everything.times(file["host_overlapped"], file["host_serial"]),
+        times=everything.times(arrays["host_overlapped"], arrays["host_serial"]),
         sources={name: sums.times() for name, sums in sources.items()},
         groups={name: sums.times() for name, sums in groups.items()},
         doubts={name: sums.times() for name, sums in doubts.items()},

@@ -26,7 +26,7 @@ from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key, load, store
-from windtunnel.perf.tabulate.host import NO_HOST, block_tables, dispatch, host_of
+from windtunnel.perf.tabulate.host import block_tables, dispatch, host_tables
 from windtunnel.perf.tabulate.micro_batches import overlap
 from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import asked_of, operators
@@ -78,16 +78,15 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
         provenance.append(_row(operator, kinds))
     busy = _busy(pool, ax, total(splits.sources).tables)
     twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
-    launched = not source.perfect and source.host_seconds is None
+    launched = not source.perfect and not source.launches
     splits.add_wait("mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], True, corrections, twice[0]) * launched)
     if ax.graph_tokens < ax.max_num_batched_tokens:
         alone = dispatch(pool, ax, busy["decode_tokens"], False, corrections, twice[1]) * launched
         splits.add_wait("decode_tokens", np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0))
-    cost = NO_HOST if source.perfect else host_of(source, pool, corrections)
     if not source.perfect and preset(pool.engine.preset).before_v1:
         for part in ("decode_attention", "mixed_attention"):
             splits.add_wait(part, block_tables(pool, ax, corrections))
-    host = cost.tables(ax.max_num_seqs)
+    host = host_tables(source, pool, ax.max_num_seqs, corrections)
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
     return Tabulated(
@@ -266,7 +265,8 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
             f"perfect kernels: peak rates of {pool.device.name}, no launches and no host work; no server gets there",
         )
     if predictor.origin["source"] == "profile":
-        return (f"kernel times are those of a profile of {predictor.origin['device']}; what it lacks is modelled",)
+        first = f"kernel times are those of a profile of {predictor.origin['device']}; {predictor.why_not}"
+        return tuple(note for note in (first, predictor.trouble) if note)
     if predictor.measured is None:
         like = predictor.roofline.calibrated_on
         how = (

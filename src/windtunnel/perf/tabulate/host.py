@@ -105,12 +105,17 @@ AGREEMENT = 1e-3
 (gloo), and the wait for the slower one's preparation (vLLM's dp_utils.py, coordinate_batch_across_dp)."""
 
 
-def host_of(predictor: Predictor, pool: Pool, corrections: Corrections = ALL) -> HostCost:
-    """What was measured with the kernels, which it then follows, or else what the engine's host is known for."""
-    if predictor.host_seconds is None:
-        return host_cost(pool, corrections)
-    step, request = predictor.host_seconds
-    return HostCost(0.0, 0.0, step, request)
+def host_tables(
+    predictor: Predictor, pool: Pool, max_num_seqs: int, corrections: Corrections = ALL
+) -> tuple[Floats, Floats]:
+    """(host_overlapped, host_serial) by requests: what was measured with the kernels, which it then follows, or else
+    what the engine's host is known for; nothing beside perfect kernels."""
+    if predictor.perfect:
+        return NO_HOST.tables(max_num_seqs)
+    serial = predictor.host_seconds(np.arange(1.0, max_num_seqs + 1))
+    if serial is None:
+        return host_cost(pool, corrections).tables(max_num_seqs)
+    return np.zeros(max_num_seqs + 1), np.concatenate(([0.0], np.maximum(serial, 0.0)))
 
 
 def host_cost(pool: Pool, corrections: Corrections = ALL) -> HostCost:

@@ -8,15 +8,12 @@ from windtunnel.perf.kernel import RATES, Kernel
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
 from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.pcie import THROUGH_HOST
 
 RANKS_MEET = 12e-6
 """Seconds of every all-reduce of vLLM before v1, beyond the time that the kernel database measured where all ranks
 start together: workers launch one by one, and wait for the last. From the static batches of Llama-3-8B on H100
 (../shared/truth/static_batches): vLLM, 2 and 4 GPUs against 1."""
-
-THROUGH_HOST = 50e-6
-"""Seconds of every all-reduce between GPUs without access to each other's memory: 37 to 75 µs were missing on measured
-servers with two of them, of what the kernel database's box takes."""
 
 GROUPS = ("gemm", "attention", "experts", "communication", "other")
 
@@ -90,6 +87,6 @@ def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
     if tp > 1:
         chosen = preset(pool.engine.preset)
         nccl = pool.engine.disable_custom_all_reduce or not chosen.own_all_reduce
-        wait = (RANKS_MEET if chosen.before_v1 else 0.0) + (0.0 if pool.device.peer_access else THROUGH_HOST)
+        wait = (RANKS_MEET if chosen.before_v1 else 0.0) + (0.0 if pool.device.peer_access else THROUGH_HOST * tp)
         kernel = Collective("all_reduce", tp, row, nccl=nccl, wait=wait)
         yield Operator(name, "communication", "tokens", 1, kernel)

@@ -276,7 +276,9 @@ def sends(pool: Pool, ax: Axes, predictor: Predictor) -> Floats:
             gather = predictor.times(kernel, tokens, np.zeros_like(tokens)).seconds
         bandwidth = pool.device.network_bandwidth if across else pool.device.link_bandwidth
         latency = attained.latency + (CROSSING if across else 0.0)
-        found.append(np.where(tokens > 0, moved / (bandwidth * attained.memory) + latency + gather, 0.0))
+        sent = predictor.send_seconds(moved, across)
+        sent = moved / (bandwidth * attained.memory) + latency if sent is None else sent
+        found.append(np.where(tokens > 0, sent + gather, 0.0))
     return np.array(found)
 
 

@@ -107,8 +107,8 @@ def a_month(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     return f"${purchase.price(deployment) * HOURS_A_MONTH:,.0f} a month"
 
 
-def sentence(answer: SearchResult, entry: Entry) -> str:
-    """What to buy, what it costs, and on how many servers it meets the goal."""
+def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
+    """What to buy, what it costs, and on how many servers it meets the goal; under how many ``loads``."""
     deployment, rate = answer.measured(entry)
     holds = on_servers(answer.question.confidence)
     purchase = purchase_of(answer.objective)
@@ -119,7 +119,8 @@ def sentence(answer: SearchResult, entry: Entry) -> str:
     if isinstance(answer.objective, LeastForRate):
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
-        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}{failing}."
+        met = f"at {rate:.4g} requests/s of {load}" if loads == 1 else f"under each of {loads} loads"
+        return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."

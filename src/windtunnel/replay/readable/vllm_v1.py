@@ -367,17 +367,17 @@ class Scheduler:
         self._free(request)
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
-        """See reference.staging: when nothing waits that was here before."""
+        """See oracle.reservation: when nothing waits that was here before."""
         free = self.blocks.free - (self.policy.watermark_blocks(self.limits) if self.running else 0)
         return not self.waiting and has_room(self._blocks, request, reserved, len(self.running) + staged, free)
 
     def stage(self, request: Request) -> None:
-        """See reference.staging: all tokens but the last known one come with the request."""
+        """See oracle.reservation: all tokens but the last known one come with the request."""
         request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
         self.blocks.take(request, [], self._blocks(request.num_computed_tokens))
 
     def join(self, request: Request) -> None:
-        """See reference.staging."""
+        """See oracle.reservation."""
         request.resumed = True
         self.running.append(request)
         self.blocks.offer(request, request.num_computed_tokens)

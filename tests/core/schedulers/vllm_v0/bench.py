@@ -86,7 +86,7 @@ class Bench:
     def blocks(self, name: str, count: int) -> list[int]:
         """The first blocks that a request got, with a prefix cache."""
         first = int(self.lane.columns["table"][self.number[name]])
-        return [int(block) for block in self.lane.stepper.state.own.cache.tables[first : first + count]]
+        return [int(block) for block in self.lane.stepper.state.extra.cache.tables[first : first + count]]
 
     def _named(self, decision: Decision) -> Step:
         return Step(

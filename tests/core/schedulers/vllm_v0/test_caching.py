@@ -97,7 +97,7 @@ def test_an_evictable_block_is_found_until_it_is_evicted() -> None:
 def test_hits_are_found_by_bisection_even_where_the_front_is_missing() -> None:
     bench = Bench(request(0, 12, 1, shared=12), request(1, 13, 1, shared=12), arrived=["r0"], **CACHING)
     bench.step()
-    slots = bench.lane.stepper.state.own.cache.slots
+    slots = bench.lane.stepper.state.extra.cache.slots
     slots[slots == bench.blocks("r0", 1)[0]] = NONE
     bench.arrive("r1")
     assert bench.step().hits == {"r1": 12}  # as the real one, which looks at the middle first

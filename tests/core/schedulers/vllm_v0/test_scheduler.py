@@ -185,7 +185,7 @@ def held(bench: Bench) -> int:
     columns = bench.lane.columns
     placed = {r: bench.lane.known[r] - (0 if columns["prefilling"][r] else 1) for r in bench.lane.running}
     counts = {r: -(-tokens // 4) for r, tokens in placed.items()}
-    if bench.lane.stepper.state.own.cache is None:
+    if bench.lane.stepper.state.extra.cache is None:
         return sum(counts.values())
     return len({block for r, count in counts.items() for block in bench.blocks(f"r{r}", count)})
 

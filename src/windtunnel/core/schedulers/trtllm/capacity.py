@@ -233,7 +233,7 @@ def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the blocks of a request that has left."""
     request = state.requests[r]
     computed = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.own.cache, r, request.context, computed, False)
+    give_back(pool, lane, state.extra.cache, r, request.context, computed, False)
 
 
 @part
@@ -279,4 +279,4 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     ends_at(lane, seats, seat, ends)
     count(pool, lane, seats, context, 1)
     skip_decodes(lane, seats)
-    offer(pool, lane, state.own.cache, r, context)
+    offer(pool, lane, state.extra.cache, r, context)

@@ -96,7 +96,7 @@ REQUEST_FIELDS: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     cache: Any
@@ -107,7 +107,7 @@ class Own(NamedTuple):
     """[seats] keys of the blocks that its prompts compute first."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run.
 
     Raises:
@@ -135,19 +135,19 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         if len(sizes) > 1:
             raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that reuse blocks")
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
-    return Own(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64))
+    return Extra(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64))
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
     """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
-    if state.own.cache is not None:
-        clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
+    if state.extra.cache is not None:
+        clear_cache(state.extra.cache, state.lanes[i : i + 1], int(before["version"][0]))
 
 
 def forget(state: State, requests: NDArray[np.int64]) -> None:
     """Requests have nothing in the cache."""
-    if state.own.cache is not None:
-        forget_requests(state.own.cache, requests)
+    if state.extra.cache is not None:
+        forget_requests(state.extra.cache, requests)
 
 
 def check(state: State) -> None:
@@ -191,19 +191,19 @@ def all_decode(pool: Pool, lane: Lane, seats: Array) -> bool:
 @part
 def plan(state: State, pool: Pool, i: int) -> None:
     """Who computes what in the next step of lane ``i``, and who has to go for it; nothing is changed yet."""
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
-    picks, coming = own.picks[i], own.coming
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
+    picks, coming = extra.picks[i], extra.coming
     lane.pauses = lane.picked = lane.waits = lane.taken = lane.takes_part = lane.chunked_tokens = lane.cut = 0
     lane.planned = 0 if all_decode(pool, lane, seats) else 1
     if not lane.planned:
         lane.takes_part = lane.fitting = lane.decodes
         return
-    begin_contributions(pool, lane, requests, seats, own.cache, coming)
+    begin_contributions(pool, lane, requests, seats, extra.cache, coming)
     if pool.capacity == MAX_UTILIZATION:
-        fit_one_step(pool, lane, requests, seats, own.cache, coming)
+        fit_one_step(pool, lane, requests, seats, extra.cache, coming)
     else:
-        fit_to_the_end(pool, lane, requests, seats, own.cache, coming)
-    take_part(pool, lane, requests, seats, picks, own.cache)
+        fit_to_the_end(pool, lane, requests, seats, extra.cache, coming)
+    take_part(pool, lane, requests, seats, picks, extra.cache)
     if state.groups[lane.group].num_lanes == 1:
         wait_for_more(pool, lane, requests, seats, picks)
 
@@ -236,7 +236,7 @@ def begin(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, chunk: i
 @part
 def run_prompts(state: State, pool: Pool, i: int, last: bool, every: bool, start: float) -> None:
     """The prompts that take part, all or those whose last chunk this is or is not, get their tokens."""
-    lane, requests, seats, picks = state.lanes[i], state.requests, state.seats[i], state.own.picks[i]
+    lane, requests, seats, picks = state.lanes[i], state.requests, state.seats[i], state.extra.picks[i]
     for k in range(lane.picked):
         seat = picks[k]
         if seat < 0:
@@ -246,7 +246,7 @@ def run_prompts(state: State, pool: Pool, i: int, last: bool, every: bool, start
         if not every and (request.context + chunk == known(request)) != last:
             continue
         if not request.started:
-            chunk = begin(pool, lane, request, state.own.cache, r, chunk, start)
+            chunk = begin(pool, lane, request, state.extra.cache, r, chunk, start)
             picks[k] = NONE  # in its second chunk it would look like another one
             seats[NOW, seat] = chunk
         if chunk > 0:
@@ -280,13 +280,13 @@ def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     if lane.pauses > 0:
         for seat in range(lane.top - 1, -1, -1):
             if seats[NOW, seat] == PAUSED and seats[ENDS, seat] != EMPTY:
-                pause(pool, lane, requests, seats, state.own.cache, seat)
+                pause(pool, lane, requests, seats, state.extra.cache, seat)
                 seats[NOW, seat] = OUT
     if pool.batch_waits and lane.picked > 0 and lane.takes_part > 0:
         lane.batch_wait = lane.batch_wait + 1 if lane.waits else 0
     if lane.waits:
         for k in range(lane.picked):
-            seats[NOW, state.own.picks[i, k]] = WAITS - seats[NOW, state.own.picks[i, k]]
+            seats[NOW, state.extra.picks[i, k]] = WAITS - seats[NOW, state.extra.picks[i, k]]
         lane.picked = 0
     lane.step_decodes, lane.step_kv = lane.takes_part, 0
     if lane.planned and 0 < lane.takes_part < lane.decodes:
@@ -413,7 +413,7 @@ def end_prompt(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
     r = seats[WHO, seat]
     request = state.requests[r]
     emit_first(state, r, end)
-    note_offer(lane, request, state.own.cache)
+    note_offer(lane, request, state.extra.cache)
     left = request.output - request.generated
     seats[ENDS, seat] = lane.clock + left
     if left > 0:
@@ -451,7 +451,7 @@ def offer_prompts(state: State, pool: Pool, i: int) -> None:
     for seat in range(lane.top):
         request = state.requests[seats[WHO, seat]]
         if seats[ENDS, seat] < EMPTY and request.offers:
-            offer(pool, lane, state.own.cache, seats[WHO, seat], request.context)
+            offer(pool, lane, state.extra.cache, seats[WHO, seat], request.context)
             request.offers = 0
     lane.offering = 0
 
@@ -475,7 +475,7 @@ def leave(state: State, pool: Pool, i: int, ran: bool) -> None:
         if request.holds:
             request.context = context
         else:
-            give_back(pool, lane, state.own.cache, r, context, computed, False)
+            give_back(pool, lane, state.extra.cache, r, context, computed, False)
         if request.returned:
             request.returned = 0
             lane.returned -= 1

@@ -188,7 +188,7 @@ def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int
     lane.lacking += 1
     if pool.swaps:
         if lane.cpu_free < memory.wanted(pool, cache, request, r, memory.HOST):
-            fail(state.own.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
+            fail(state.extra.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
             return
         lane.blocks_out += memory.move(pool, lane, cache, request, r, memory.HOST)
         request.state = SWAPPED
@@ -357,7 +357,7 @@ def displace(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
             if room and uncached <= lane.budget:
                 break
             if pool.swaps:
-                fail(state.own.failure, requests, seats[WHO, lane.top - 1], NO_WAY_TO_DISPLACE, start, 0)
+                fail(state.extra.failure, requests, seats[WHO, lane.top - 1], NO_WAY_TO_DISPLACE, start, 0)
                 break
             lane.seqs -= 1
             evict(state, pool, lane, seats, cache, lane.top - 1, start)
@@ -470,7 +470,7 @@ def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: An
             if lane.free - blocks < pool.watermark_blocks:
                 break
             if cache is not None and request.prefilling and request.hit < request.context:
-                fail(state.own.failure, requests, r, NO_WAY_BACK, start, 0)
+                fail(state.extra.failure, requests, r, NO_WAY_BACK, start, 0)
                 break
             if tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
                 break

@@ -114,7 +114,7 @@ FAILURE: Fields = [
 ]
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     failure: Array
@@ -123,7 +123,7 @@ class Own(NamedTuple):
     """vllm_v0.blocks.Cache, or None where prefixes are not cached."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run.
 
     Raises:
@@ -150,18 +150,18 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     cache = None
     if fleet.policies[0].prefix_caching:
         cache = prefix_cache(counts, min(limits.block_size for limits in fleet.limits), demand, requests)
-    return Own(attributes(records(1, FAILURE)), cache)
+    return Extra(attributes(records(1, FAILURE)), cache)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i``, whose fields are again as before the run, has computed nothing."""
-    if state.own.cache is not None:
-        clear_cache(state.own.cache, i, (int(state.lanes["free"][i]), int(state.lanes["cpu_free"][i])))
+    if state.extra.cache is not None:
+        clear_cache(state.extra.cache, i, (int(state.lanes["free"][i]), int(state.lanes["cpu_free"][i])))
 
 
 def check(state: State, names: Sequence[str] | None = None) -> None:
     """Raise InputError if an engine has ended by itself; ``names`` of the requests, if they are not just numbered."""
-    failure = state.own.failure[0]
+    failure = state.extra.failure[0]
     setting = int(failure["setting"])
     request = names[failure["request"]] if names else str(failure["request"])
     if failure["kind"] == passes.NO_ROOM_ON_HOST:
@@ -177,7 +177,7 @@ def check(state: State, names: Sequence[str] | None = None) -> None:
 @part
 def failed(state: State, group: Group) -> bool:
     """Whether an engine has ended before the group's next step: then nothing that follows counts."""
-    failure = state.own.failure[0]
+    failure = state.extra.failure[0]
     return failure.kind != 0 and (group.now > failure.time or failure.lane == group.first_lane)
 
 
@@ -227,7 +227,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     Returns whether any other request was preempted or ignored. Nothing is scheduled in an engine that has ended, or
     ends here.
     """
-    lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
+    lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.extra.cache
     begin(pool, lane)
     if failed(state, state.groups[lane.group]):
         return False
@@ -312,7 +312,7 @@ def release(state: State, pool: Pool, i: int, time: float) -> None:  # noqa: ARG
         seat = seats[LEAVING, k]
         r = seats[WHO, seat]
         requests[r].accessed = max(requests[r].accessed, lane.decoding)
-        free(pool, lane, state.own.cache, requests[r], r)
+        free(pool, lane, state.extra.cache, requests[r], r)
         stand_up(lane, seats, seat)
         depart(lane, requests, r)
     lane.leaving = 0
@@ -331,7 +331,7 @@ def notice_circles(state: State, pool: Pool, lane: Lane, seats: Array, emitted: 
     lane.fruitless = 0 if emitted or lane.step_decodes > 0 or lane.ghosts > 0 else lane.fruitless + 1
     if lane.fruitless > pool.patience:
         now, tokens = state.groups[lane.group].now, pool.max_num_batched_tokens
-        passes.fail(state.own.failure, state.requests, seats[SEQUENCE, 0], passes.NO_END, now, tokens)
+        passes.fail(state.extra.failure, state.requests, seats[SEQUENCE, 0], passes.NO_END, now, tokens)
 
 
 @part
@@ -392,7 +392,7 @@ def step(state: State, pool: Pool, group: Group) -> int:
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make equal steps of decodes while ``now`` < ``until`` (which counts only if an arrival could join)."""
     i = group.first_lane
-    lane, requests, cache = state.lanes[i], state.requests, state.own.cache
+    lane, requests, cache = state.lanes[i], state.requests, state.extra.cache
     if lane.running == 0 or lane.first < lane.top or failed(state, group):
         return 0
     waits = (pool.chunked_prefill and lane.unreached > 0) or (pool.by_priority and lane.unsorted)
@@ -406,7 +406,7 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
 def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     """How many steps are equal: until one ends a request, unless tokens lack for all decodes; see ``core.jump``."""
     lane, budget = state.lanes[i], pool.max_num_batched_tokens - state.lanes[i].decodes
-    if pool.chunked_prefill and passes.chunk_of(pool, state.own.cache, budget + 1, 1) <= 0:
+    if pool.chunked_prefill and passes.chunk_of(pool, state.extra.cache, budget + 1, 1) <= 0:
         return 0, 0, False
     return lane.next_end - lane.clock - 1, 0, True
 
@@ -414,7 +414,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 @part
 def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     """Equal steps have been made: their decodes got blocks one step after the other."""
-    lane, seats, cache = state.lanes[i], state.seats[i], state.own.cache
+    lane, seats, cache = state.lanes[i], state.seats[i], state.extra.cache
     lane.steps += steps
     lane.decoding = lane.steps - 1
     if cache is not None:

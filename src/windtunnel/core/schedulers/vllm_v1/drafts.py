@@ -67,7 +67,7 @@ REQUEST, COMPUTED, YIELDED, WRONG, CONTINUED = range(5)
 computed before all that was known when it was admitted."""
 
 
-class Own(NamedTuple):
+class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     cache: Any
@@ -83,16 +83,16 @@ class Own(NamedTuple):
     """[lanes, 2] how many these are."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run; see ``schedulers.vllm``."""
-    own = vllm.arrays(fleet, demand, pools, lanes, requests)
+    extra = vllm.arrays(fleet, demand, pools, lanes, requests)
     for pool, policy in zip(pools, fleet.policies, strict=True):
         pool["wait_for_output"] = policy.wait_for_output
     requests["id"] = np.arange(len(requests))
     requests["max_tokens"] = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
     lanes["decoded"] = -np.inf
-    return Own(
-        *own[:-1],
+    return Extra(
+        *extra[:-1],
         drafts=drafts_of(fleet, demand, pools),
         flights=np.zeros((len(lanes), 2, int(pools["max_num_seqs"].max()), CONTINUED + 1), dtype=np.int32),
         counts=np.zeros((len(lanes), 2), dtype=np.int64),
@@ -102,13 +102,13 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
     """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
     vllm.clear(state, i, before)
-    state.own.counts[i] = 0
+    state.extra.counts[i] = 0
 
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
     vllm.stand_in(state, i, r, row)
-    who: Any = state.own.flights[i, :, :, REQUEST]
+    who: Any = state.extra.flights[i, :, :, REQUEST]
     who[who == r] = row
 
 
@@ -135,7 +135,7 @@ comes_again, enqueue, forget, occupied, join = (
 def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the blocks of a request that has left."""
     request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.blocks * pool.block_size, request.certain, False)
+    give_back(pool, lane, state.extra.cache, r, request.blocks * pool.block_size, request.certain, False)
     request.blocks = 0
 
 
@@ -173,7 +173,7 @@ def offer_known(pool: Pool, lane: Lane, request: Row, cache: Any, r: int, tokens
 
 
 @part
-def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int) -> None:
+def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, i: int) -> None:
     """Put what seat ``i`` computes into the step."""
     r = seats[WHO, i]
     request, tokens = requests[r], seats[NOW, i]
@@ -183,17 +183,17 @@ def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
     else:
         lane.prefills = 1
         add_chunk(lane, seats, tokens, request.context, request.sequence)
-    offer_known(pool, lane, request, own.cache, r, min(request.context + tokens, request.prompt + request.generated))
+    offer_known(pool, lane, request, extra.cache, r, min(request.context + tokens, request.prompt + request.generated))
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget. It still gets the tokens that are on their way."""
     r = seats[WHO, i]
     request = requests[r]
     prefills = not decodes(request)
-    give_back(pool, lane, own.cache, r, request.blocks * pool.block_size, request.certain, True)
+    give_back(pool, lane, extra.cache, r, request.blocks * pool.block_size, request.certain, True)
     if now > 0 and not prefills:
         lane.step_decodes -= 1
         lane.step_kv -= kv_of(request)
@@ -223,19 +223,19 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
 @part
 def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
-    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     if lane.top > lane.running + lane.running // 4 + HOLES:  # each step goes through all seats
         close_gaps(lane, seats)
     ranks = state.groups[lane.group].num_lanes
-    begin_interval(pool, lane, requests, seats, own.drafts, ranks)
+    begin_interval(pool, lane, requests, seats, extra.drafts, ranks)
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, own, own.drafts, most, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, extra.drafts, most, wanted_tokens, serve, evict
     )
     lane.pads = 1 - lane.prefills
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, own, own.stores, own.drafts, budget, most, start)
+        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
     end_interval(pool, lane, ranks, preempted)
@@ -255,8 +255,8 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
 @part
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """The step is on its way: what it yields of each request is known here. Log it; the clock goes on."""
-    lane, seats, own, discarded = state.lanes[i], state.seats[i], state.own, 0
-    flight, count = own.flights[i, lane.flight], 0
+    lane, seats, extra, discarded = state.lanes[i], state.seats[i], state.extra, 0
+    flight, count = extra.flights[i, lane.flight], 0
     for seat in range(lane.top):
         tokens = seats[NOW, seat]
         if seats[ENDS, seat] == EMPTY or tokens == 0:
@@ -266,7 +266,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
         at = flight[count]
         count += 1
         at[REQUEST], at[COMPUTED], at[CONTINUED] = r, tokens, decodes(request)
-        advance(pool, own.drafts, request, r, tokens, at)
+        advance(pool, extra.drafts, request, r, tokens, at)
         if at[CONTINUED]:
             paused = at[YIELDED] > 0 and request.latest < lane.decoded
             if paused:
@@ -274,7 +274,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
             discarded += 1 if paused or at[YIELDED] == 0 else 0
         if at[YIELDED] > 0:
             request.latest = lane.end
-    own.counts[i, lane.flight] = count
+    extra.counts[i, lane.flight] = count
     lane.flight = 1 - lane.flight
     group = state.groups[lane.group]
     write_step(state, pool, group, lane, seats, start, discarded, 0.0)
@@ -304,9 +304,9 @@ def advance(pool: Pool, drafts: Any, request: Row, r: int, tokens: int, at: Arra
 @part
 def release_flight(state: State, pool: Pool, i: int, number: int, time: float) -> None:
     """The output of a step has arrived."""
-    lane, own = state.lanes[i], state.own
-    flight = own.flights[i, number]
-    for k in range(own.counts[i, number]):
+    lane, extra = state.lanes[i], state.extra
+    flight = extra.flights[i, number]
+    for k in range(extra.counts[i, number]):
         at = flight[k]
         r, yielded = at[REQUEST], at[YIELDED]
         request = state.requests[r]
@@ -328,13 +328,13 @@ def release_flight(state: State, pool: Pool, i: int, number: int, time: float) -
         request.generated += yielded
         request.promised -= yielded
         if request.blocks > 0:
-            offer_known(pool, lane, request, own.cache, r, request.context - request.unknown)
+            offer_known(pool, lane, request, extra.cache, r, request.context - request.unknown)
         if request.generated == request.output:
             request.finish = time
             leave(state, pool, i, r)
         elif request.blocks > 0 and not pool.async_scheduling:
-            request.drafts = num_proposed(pool, own.drafts, request, r)
-    own.counts[i, number] = 0
+            request.drafts = num_proposed(pool, extra.drafts, request, r)
+    extra.counts[i, number] = 0
 
 
 @compiled

@@ -1,0 +1,106 @@
+"""Flags of plan for disaggregated prefill and decode, and the space that they describe."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclopts import Group
+
+from windtunnel.cli.plan.flags import Values, split
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from windtunnel.deployment import Link, Pool
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
+    from windtunnel.plan.space import Space
+
+RATIO = 4
+POOLS = Group("Disaggregated prefill and decode", sort_key=0)
+OF_PREFILL, OF_DECODE = "max_num_batched_tokens", "max_num_seqs"
+"""Axes of mixed servers that only one side needs."""
+BATCHED_TOKENS = ("2048", "8192", "16384")
+"""Tokens of a prefill step that are tried: what may be larger than where decodes wait for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregation:
+    """Prefill and decode in their own pools."""
+
+    pools: Literal["mixed", "separate", "both"] = "mixed"
+    """Mixed servers, disaggregated ones (separate), or both kinds and which is better."""
+    prefill: Values = ()
+    """Axes of the prefill side alone: WORD=VALUE,VALUE, e.g. device=h100,a100 tensor_parallel_size=1,2. The axes above
+    hold for both sides, but max_num_batched_tokens is prefill's and max_num_seqs decode's."""
+    decode: Values = ()
+    """Axes of the decode side alone, in the same words."""
+    ratio: int = RATIO
+    """Largest number of replicas of a side in the ratios that are tried."""
+    link: str | None = None
+    """The link between both sides, in the words of ``windtunnel run``."""
+    handover: str | None = None
+    """Hand-over rules, in the words of ``windtunnel run``; default: the engine's."""
+
+    def __post_init__(self) -> None:
+        """Refuse words for what is not searched."""
+        names = ("prefill", "decode", "ratio", "link", "handover")
+        given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
+        if self.pools == "mixed" and given:
+            raise InputError(f"{given[0]}: is for disaggregated prefill and decode: add --pools separate or both")
+
+    def spaces(self, mixed: "Space") -> "list[Space | PoolSpace]":
+        """What is searched, mixed servers first."""
+        if self.pools == "mixed":
+            return [mixed]
+        both = [mixed] if self.pools == "both" else []
+        return [*both, self.space(mixed)]
+
+    def space(self, mixed: "Space") -> "PoolSpace":
+        """Both sides, from the space of mixed servers that the other flags describe.
+
+        Raises InputError for what cannot be.
+        """
+        from windtunnel.plan.disaggregation.pool_space import PoolSpace
+        from windtunnel.scenario.joined import handover_of, link_of
+
+        sides = {role: self._side(mixed, role) for role in ("prefill", "decode")}
+        some = next(iter(sides["decode"].enumerate().candidates), None)
+        if some is None:
+            raise InputError("decode: none of its servers can run: give it other axes")
+        decode = some.deployment.pools[0]
+
+        def link(pools: "Sequence[Pool]") -> "Link":
+            return link_of(self.link, pools)
+
+        return PoolSpace(
+            prefill=sides["prefill"],
+            decode=sides["decode"],
+            link=link,
+            handover=handover_of(self.handover, [replace(decode, role="decode")]),
+            constraints=mixed.constraints,
+            ratio=self.ratio,
+        )
+
+    def _side(self, mixed: "Space", role: str) -> "Space":
+        """The axes of one side: those that were given, the usual ones that it needs, and its own."""
+        from windtunnel.plan.space import Constraints, typed_values
+
+        own, other = (OF_PREFILL, OF_DECODE) if role == "prefill" else (OF_DECODE, OF_PREFILL)
+        needed = {"device", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", own}
+        given = frozenset(mixed.axes) - mixed.open
+        taken = (needed | given) - {"router", other}
+        found: dict[str, Any] = {axis: values for axis, values in mixed.axes.items() if axis in taken}
+        if role == "prefill" and OF_PREFILL not in given:
+            found[OF_PREFILL] = typed_values(OF_PREFILL, list(BATCHED_TOKENS))
+        for text in _words(getattr(self, role)):
+            word, equals, values = text.partition("=")
+            if not equals:
+                raise InputError(f"{role} {text!r}: must be WORD=VALUE,VALUE, e.g. tensor_parallel_size=1,2")
+            word = word.replace("-", "_")
+            found[word] = typed_values(word, split((values,)))
+        return replace(mixed, axes=found, open=frozenset(), constraints=Constraints())
+
+
+def _words(texts: tuple[str, ...]) -> list[str]:
+    """Words of flags, quoted together or not."""
+    return [word for text in texts for word in text.split()]
