@@ -130,7 +130,7 @@ class Extra(NamedTuple):
     stores: Any
     """core.stores.chunks.Stores, or None where there are no KV stores."""
     drafts: Any
-    """None: speculation is that of ``schedulers.vllm_drafts``."""
+    """None: speculation is that of ``schedulers.vllm_v1.drafts``."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:

@@ -88,6 +88,7 @@ MASK = 0xFFFFFFFF
 @part
 def mixed(x: int) -> int:
     """A number of 32 bits as good as random (lowbias32 of C. Wellons' hash prospector)."""
+    x = int(x)  # in plain Python it may have a width
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
     return x ^ (x >> 16)
