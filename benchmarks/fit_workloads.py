@@ -100,6 +100,16 @@ prompt_mean = 19.31
 prompt_sigma = 1.0
 output_mean = 58.45
 output_sigma = 1.0
+
+[workloads.writing-prompts]
+source = "means of WritingPrompts as published with it (Fan, Lewis and Dauphin, ACL 2018, table 1): creative writing"
+assumed = "of 28.4 and 734.5 words: 4/3 tokens a word, lognormal (sigma 1), Poisson at 1 request/s are assumed"
+num_requests = 1000
+request_rate = 1.0
+prompt_mean = 37.9
+prompt_sigma = 1.0
+output_mean = 979.3
+output_sigma = 1.0
 """
 
 

@@ -2,6 +2,7 @@
 ones."""
 
 import os
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,7 @@ settings.register_profile("new_cases", deadline=None)  # a slow machine is no fa
 settings.register_profile("same_cases", derandomize=True, database=None, deadline=None)
 for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # tables are as wide as they need to be, on every machine
+os.environ["XDG_DATA_HOME"] = tempfile.gettempdir() + "/windtunnel-tests-have-no-data"  # the installed kernels answer
 os.environ["WINDTUNNEL_STORE"] = ":memory:"  # no search finds what another test's has done
 few = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100")) <= 100
 settings.load_profile("same_cases" if few else "new_cases")

@@ -19,6 +19,7 @@ REQUIRED = {
     "h100_pcie",
     "h200_sxm",
     "h20",
+    "h800_sxm",
     "b200_sxm",
     "b300_sxm",
     "gb200",

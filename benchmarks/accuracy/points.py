@@ -46,9 +46,17 @@ class Measured:
         return self.setup.rpartition("/")[2]
 
 
+SAME = ("backend", "system", "isl", "osl", "concurrency", "ttft_measured", "tpot_measured")
+"""Rows that are equal in these tell of one measurement."""
+
+
 def measured(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
-    """The points that were simulated, from the lines of ``validate --csv``."""
-    return [_measured(one) for one in rows if not one["reason"]]
+    """The points that were simulated, from the lines of ``validate --csv``: each measurement once."""
+    found: dict[tuple[str, ...], Measured] = {}
+    for one in rows:
+        if not one["reason"]:
+            found.setdefault(tuple(str(one[name]) for name in SAME), _measured(one))
+    return list(found.values())
 
 
 def _measured(one: Mapping[str, Any]) -> Measured:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy import served_pairs
+from benchmarks.accuracy import served_pairs, served_shift
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
 from windtunnel.errors import InputError
 from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
@@ -80,6 +80,8 @@ def groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
             needed[one.server[:GROUP]] += needed_widths(one, rest)
     for members, others in without_own(points):
         needed[()] += [widths for one in readable(members) for widths in needed_widths(one, others)]
+    for key, shift in served_shift.shifts(parts).items():
+        found[key] = replace(found[key], shift=round(shift, 3))
     for key in found:
         if len(key) in (0, GROUP):
             enough = len(needed[key]) >= ENOUGH
@@ -197,6 +199,22 @@ def left_out(points: Sequence[Measured]) -> list[Held]:
     return found
 
 
+def shifted(points: Sequence[Measured]) -> str:
+    """What shifts learned on one half are worth on the other, in words."""
+    raw, moved = [], []
+    for division in range(DIVISIONS):
+        one, other = halves(points, str(division))
+        for half, rest in ((one, other), (other, one)):
+            known = served_shift.shifts(folds(half))
+            raw += [each.steps for each in readable(rest)]
+            moved += [each.steps - served_shift.moved(each, known) for each in readable(rest)]
+    before, after = (served_shift.error(logs) for logs in (raw, moved))
+    return (
+        f"Median error of the tpot of the half that decides nothing: {before:.1%}, with steps shifted by what the "
+        f"other half knows of engine, family and device {after:.1%}."
+    )
+
+
 def shares(found: Sequence[Held]) -> str:
     """How much bands hold, in words."""
     steps, first = (np.mean([getattr(one, name) for one in found]) for name in OFF)
@@ -210,7 +228,7 @@ def report(points: Sequence[Measured]) -> str:
     lines = [
         f"Bands of the half that decides hold {shares(sound)} of the other half ({DIVISIONS} divisions of "
         f"{len(points):,} points; median width of the tpot's {np.median([one.width for one in found]):.3f}). Servers "
-        f"of a group that is left out altogether: {shares(left_out(points))}.",
+        f"of a group that is left out altogether: {shares(left_out(points))}. {shifted(points)}",
         "",
         "| engine | model family | device | points | tpot held | ttft held | tpot band | |",
         "|---|---|---|---:|---:|---:|---:|---|",
@@ -263,6 +281,7 @@ def _entry(one: Group) -> list[str]:
     parts += [f"points = {one.points}", f"loads = {one.loads}", f"error = {one.error:.3f}"]
     parts += [f"{name} = {_numbers(getattr(one, name))}" for name in OFF]
     parts += [f"width = [{one.width[0]:.2f}, {one.width[1]:.2f}]"] if one.width else []
+    parts += [f"shift = {one.shift:.3f}"] if one.shift else []
     return [*parts, *(["known_bad = true"] if one.known_bad else [])]
 
 

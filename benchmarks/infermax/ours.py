@@ -5,9 +5,9 @@ writes docs/experiments/ours.md from the presets.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,17 @@ PUBLISHED: dict[str, Settings] = {
     },
 }
 
+TRACES = {
+    "azure-conv": (3.0, 4.5),
+    "azure-code": (3.0, 4.5),
+    "sharegpt": (4.0, 7.0),
+    "alpaca": (15.0,),
+    "arxiv-summarization": (1.5, 2.5),
+    "mooncake-conversation": (1.0, 1.5),
+}
+"""Fits of public traces, and the rates (1/s) that they are held out at."""
+SHARES = (0.7, 1.0, 1.5)
+"""Of the rate at which vLLM serves a load all at once."""
 OURS = {information: POLICIES[f"ours-{information}"] for information in CLASSES}
 """What the search found, by what is known of outputs."""
 
@@ -118,15 +129,24 @@ def held_out() -> dict[str, Workload]:
         )
         for rate in rates
     }
-    for name, rates in {
-        "azure-conv": (3.0, 4.5),
-        "azure-code": (3.0, 4.5),
-        "sharegpt": (4.0, 7.0),
-        "alpaca": (15.0,),
-        "arxiv-summarization": (1.5, 2.5),
-        "mooncake-conversation": (1.0, 1.5),
-    }.items():
+    for name, rates in TRACES.items():
         found |= {f"{name} {at(rate)}": trace(name, rate, seed=2) for rate in rates}
+    return found
+
+
+@cache
+def at_capacity(share: float) -> dict[str, Workload]:
+    """Workloads at this share of the rate at which vLLM serves each of them all at once: where waiting begins."""
+    kinds: dict[str, Callable[..., Workload]] = {
+        f"{i}+{o}": partial(synthetic, i, o, seed=3) for i, o in ((100, 60), (200, 1500), (400, 200), (2000, 300))
+    }
+    kinds |= {name: partial(trace, name, seed=3) for name in TRACES}
+    found = {}
+    for name, kind in kinds.items():
+        known = kind(rate=1.0)
+        together = replace(known, arrival=np.zeros(len(known)))
+        rate = len(known) / measured(PUBLISHED["vllm"], MACHINE, together).makespan
+        found[f"{name} at {share:g}"] = kind(rate=share * rate)
     return found
 
 
@@ -134,6 +154,8 @@ def held_out() -> dict[str, Workload]:
 def served(policy: Settings, name: str) -> Result:
     """One of the workloads under a policy."""
     workloads = seen() | held_out()
+    for share in SHARES:
+        workloads |= at_capacity(share)
     return measured(policy, MACHINE, workloads[name])
 
 
@@ -249,10 +271,29 @@ def page() -> str:
             gains=table(
                 ("outputs are", "against", "mean latency saved", "P99 TTFT saved", "good requests more"), gains
             ),
+            near=table(
+                ("outputs are", "rate", "won", "mean latency saved", "worst", "good requests more than vllm", "worst"),
+                near_capacity(),
+            ),
             singles=table(("workload", *OURS), rows),
             settings="\n".join(f"- `{information}`: `{words(policy)}`" for information, policy in OURS.items()),
         )
     )
+
+
+def near_capacity() -> list[tuple[str, ...]]:
+    """Rows: what is known, the share of capacity, and how often, and by how much, ours is better or worse."""
+    rows: list[tuple[str, ...]] = []
+    for information, policy in OURS.items():
+        for share in SHARES:
+            workloads = at_capacity(share)
+            best, vllm = best_published(workloads, information == "known"), PUBLISHED["vllm"]
+            ratio = np.array([1 - served(policy, name).e2el / best[name] for name in workloads])
+            more = np.array([good(served(policy, name)) - good(served(vllm, name)) for name in workloads])
+            won = f"{(ratio > 0).sum()} of {len(ratio)}"
+            row = (won, f"{ratio.mean():+.1%}", f"{ratio.min():+.1%}", f"{more.mean():+.1%}", f"{more.min():+.1%}")
+            rows.append((information, f"{share:g}", *row))
+    return rows
 
 
 def words(policy: Policy) -> str:

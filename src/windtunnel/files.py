@@ -28,6 +28,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
 
 
+def data_folder() -> Path:
+    """Where the user's own data are kept: ``windtunnel`` in the user's data folder."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "windtunnel"
+
+
 def write_whole(path: Path, parts: Iterable[str]) -> None:
     """Write text, as ``whole_file`` does. Raises InputError if it cannot be written; nothing is left behind then."""
     with whole_file(path) as file:

@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.deployment import HANDOVERS, Deployment, Engine, Link, Pool
 from windtunnel.errors import InputError
-from windtunnel.hardware import device
 from windtunnel.launch import read_source
-from windtunnel.model import load_model
-from windtunnel.report.dynamo import dynamo_deployment
 
 COMPOSE = """
 services:
@@ -56,18 +52,24 @@ def test_kubernetes(tmp_path: Path) -> None:
     assert line.facts["device"] == "nvidia-h100-80gb"
 
 
-@pytest.mark.parametrize("engine", ["vllm-0.32", "sglang-0.5", "trtllm-1.0"])
-def test_dynamo(engine: str) -> None:
-    rules = {"v": "vllm-0.32-nixl-pull", "s": "sglang-0.5-bootstrap", "t": "trtllm-1.0"}[engine[0]]
-    pools = tuple(
-        Pool(load_model("Qwen/Qwen3-8B"), device("h100"), Engine(preset=engine, max_num_seqs=64), 2, role, role)
-        for role in ("prefill", "decode")
-    )
-    text = dynamo_deployment(Deployment(pools, "round_robin", Link(bandwidth=1e9), HANDOVERS[rules]).spec(), [8, 8])
-    prefill, decode = read_source(text)
-    assert (prefill.role, decode.role, prefill.replicas, decode.replicas) == ("prefill", "decode", 2, 2)
-    seats = {"vllm": "max-num-seqs", "sglang": "max-running-requests", "trtllm": "max-batch-size"}[prefill.engine]
-    assert decode.flags[seats] == 64
+GROUPS = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec: {containers: [{command: [vllm, serve, Qwen/Qwen3-8B, -pp, "2", --nnodes, "2"]}]}
+    workerTemplate:
+      spec: {containers: [{command: [vllm, serve, Qwen/Qwen3-8B, -pp, "2", --nnodes, "2", --headless]}]}
+"""
+
+
+def test_workers_of_a_group_are_no_servers(tmp_path: Path) -> None:
+    (tmp_path / "groups.yaml").write_text(GROUPS)
+    (line,) = read_source(str(tmp_path))
+    assert (line.replicas, line.flags["pipeline-parallel-size"]) == (2, 2)
 
 
 def test_a_role_in_front() -> None:

@@ -338,3 +338,25 @@ def test_the_widest_of_several_pools_counts() -> None:
     widest = max(each, key=lambda one: one.steps[4] - one.steps[0])
     assert least_certain(pools, nan, None) == least_certain(pools[::-1], nan, None) == widest
     assert each[0].steps != each[1].steps
+
+
+def test_the_expected_time_per_token_by_hand() -> None:
+    """Half the way to 1.5 times as long is the root of it; at the same rate that end takes twice as long."""
+    shifted = replace(HAND, doubt=replace(DOUBT, shift=0.5 * log(1.5), shifted_by=GROUP))
+    assert HAND.expected("mean") is None
+    assert shifted.expected("mean") == pytest.approx(0.1 * 1.5**0.5)
+    kept = replace(shifted, ends=(of_end(0.9, 0.95), of_end(2.0, 0.5)), unchanged_rate=True)
+    assert kept.expected("mean") == pytest.approx(0.1 * 2.0**0.5)
+    assert replace(kept, doubt=replace(kept.doubt, shift=2 * log(1.5))).expected("mean") == pytest.approx(0.2)
+    faster = replace(kept, doubt=replace(kept.doubt, shift=0.5 * log(0.8)))
+    assert faster.expected("p99") == pytest.approx(0.2 * 0.9**0.5)
+    overloaded = replace(kept, ends=(of_end(0.9, 0.9), of_end(2.0, 0.0, overloaded=True)))
+    assert overloaded.expected("mean") == pytest.approx(0.2**0.5 * 0.1**0.5)
+    assert (
+        dict(kept.words())["expected"] == "mean TPOT 141 ms: steps ×1.22, as 90 points of Qwen3-32B on h100_sxm, vllm"
+    )
+    assert kept.to_json()["expected"] == {
+        "steps": pytest.approx(1.5**0.5),
+        "tpot": {"mean": pytest.approx(0.1 * 2.0**0.5), "p99": pytest.approx(0.2 * 2.0**0.5)},
+    }
+    assert "expected" not in HAND.to_json()

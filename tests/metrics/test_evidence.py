@@ -85,6 +85,14 @@ def test_a_run_of_ones_own_narrows_the_band_of_its_server_alone() -> None:
     assert doubt(SERVER, 0.1, sure, own).factors("steps", 0.9) == pytest.approx((exp(-0.01), exp(0.01)))
 
 
+def test_nobody_is_confident_of_a_range_that_says_nothing() -> None:
+    measured = replace(BAD, known_bad=False)
+    narrow, wide = (replace(measured, steps=(-end, -0.3, 0.0, 0.3, end)) for end in (0.6, 3.0))
+    assert doubt(SERVER, nan, table(ALL, narrow)).grade[0] == "high"
+    word, why = doubt(SERVER, nan, table(ALL, wide)).grade
+    assert (word, why[:14]) == ("low", "steps may take")
+
+
 def test_shares_of_servers_stay_below_factors() -> None:
     found = doubt(SERVER, nan, table(ALL))
     assert [found.below("steps", share) for share in QUANTILES] == pytest.approx([exp(log_) for log_ in ALL.steps])
@@ -128,3 +136,14 @@ def test_kernels_twice_as_uncertain_widen_both_bands_each_by_its_own() -> None:
     assert found.factors("first_token", 0.9) == pytest.approx((exp(-4.8), exp(4.8)))
     surer = doubt(SERVER, 0.05, table(ALL))
     assert surer.factors("steps", 0.9) == pytest.approx((exp(-0.4), exp(0.4)))
+
+
+def test_an_estimate_moves_by_the_shift_of_engine_family_and_device() -> None:
+    group = replace(ENGINE, key=SERVER[:3], shift=0.05)
+    found = doubt(SERVER, 0.1, table(ALL, ENGINE, group))
+    assert (found.shift, found.shifted_by) == (0.05, group)
+    elsewhere = doubt(SERVER._replace(device="b200_sxm"), 0.1, table(ALL, replace(ENGINE, shift=0.1), group))
+    assert (elsewhere.shift, elsewhere.shifted_by) == (0.0, None)
+    assert doubt(SERVER, 0.1, table(ALL, group, replace(BAD, shift=0.4))).shift == 0.4
+    assert doubt(SERVER, 0.1, table(ALL, group, BAD)).shift == 0.0
+    assert doubt(SERVER, 0.1, table(ALL, group), Agreement(SERVER, 0.01, -0.02)).shift == 0.0

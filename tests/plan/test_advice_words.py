@@ -60,7 +60,7 @@ def test_the_next_cheaper_by_its_own_price() -> None:
     """The winner costs 7.2 USD an hour and the other half: it says why that one loses."""
     name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at 3.6 $/h: "
     unit = answer().objective.unit
-    assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}cannot be better than 1.5 {unit}, by a bound"
+    assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}cannot be better than 1.5 {unit}"
     assert cheaper(Entry(0, "exact", 1.25, 2)) == f"{name}reaches 1.25 {unit}"
     impossible = Entry(0, "impossible", -math.inf, stretch=2.5)
     assert (
@@ -239,7 +239,7 @@ def test_the_router_that_uses_the_limits_least_is_advised(monkeypatch: pytest.Mo
     ("other", "gpus", "says"),
     [
         (Entry(0, "exact", -9.0, -9), False, "5 $/h: cannot serve the rate; needs 9 $/h"),
-        (Entry(0, "bounded", -9.5), True, "5 GPUs: cannot be better than 9.5 GPUs, by a bound"),
+        (Entry(0, "bounded", -9.5), True, "5 GPUs: cannot be better than 9.5 GPUs"),
         (Entry(0, "impossible", -math.inf, stretch=1.5), False, "none is cheaper"),
     ],
 )

@@ -79,6 +79,10 @@ def test_the_interval_is_that_of_the_draws() -> None:
     assert len(found.rates) == 3
     assert found.interval.low < capacity(deployment, question()).rate < found.interval.high
     assert "random draws" in found.words
+    longer = capacity_draws(deployment, question(), lambda seed: chat(1000, seed), range(3))
+    least = sorted(longer.rates)[1]
+    carried = capacity_draws(deployment, question(), lambda seed: chat(1000, seed), range(3), least)
+    assert carried.rates == tuple(max(rate, least) for rate in longer.rates)
 
 
 def test_a_load_that_fills_nothing_is_lengthened_or_said_to_be_too_short(monkeypatch: pytest.MonkeyPatch) -> None:

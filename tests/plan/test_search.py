@@ -225,6 +225,10 @@ class Worth:
     def promise(self, step: int) -> float:
         return float(step)
 
+    @property
+    def hope(self) -> float:
+        return self.promise(self.high)
+
     def shortage(self, *_: object) -> str:
         return ""
 

@@ -58,7 +58,7 @@ def test_the_browser_draws_the_parts_of_the_time_to_first_token(tmp_path: Path) 
 def test_a_page_of_pools() -> None:
     text = page(handmade.disaggregated())
     assert "Qwen/Qwen3-32B: prefill on 2 × H100 SXM, TP 2; decode on 2 × H100 SXM, TP 2</h1>" in text
-    assert "<td>ttft: transfer</td><td>312 ms</td>" in text
+    assert "<td>of TTFT: transfer</td><td>312 ms</td>" in text
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
     bars = {bar["name"]: bar["x"] for bar in plots["first-token"]["data"]}
     assert bars["queue"] == [250, 500], "the slowest tenth is request 1"

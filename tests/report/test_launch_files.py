@@ -68,7 +68,7 @@ def test_vllms_own_balancing_is_one_server_with_ranks(tmp_path: Path) -> None:
 def test_what_no_command_starts_is_refused() -> None:
     with pytest.raises(InputError, match="no command starts this"):
         launch_files(entry(1, scheduler="orca"), [8])
-    with pytest.raises(InputError, match="spans nodes of 8"):
+    with pytest.raises(InputError, match="spans nodes of 8: take --format leaderworkerset"):
         launch_files(entry(1, tensor_parallel_size=8, pipeline_parallel_size=2), [8])
 
 
@@ -218,36 +218,9 @@ def staying(deployment: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]
     return deployment | {"handover": deployment["handover"] | rules}
 
 
-@pytest.mark.parametrize("engine", ["vllm-0.32", "sglang-0.5", "trtllm-1.0"])
-def test_a_dynamo_deployment_has_a_component_for_each_pool(engine: str) -> None:
-    document = yaml.safe_load(launch_files(apart(engine), [8, 8])["dynamo.yaml"])
-    front, *workers = document["spec"]["components"]
-    assert (front["type"], front["replicas"]) == ("frontend", 1)
-    assert [(each["type"], each["replicas"]) for each in workers] == [("prefill", 2), ("decode", 5)]
-    for each, gpus in zip(workers, ("4", "2"), strict=True):
-        (container,) = each["podTemplate"]["spec"]["containers"]
-        assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
-        words = container["args"]
-        assert words[0] == f"dynamo.{engine.partition('-')[0]}"
-        assert words[words.index("--disaggregation-mode") + 1] == each["type"]
-        assert gpus in words, "the tensor parallel size"
-
-
 def test_unlike_mixed_pools_stand_behind_one_router() -> None:
     model = load_model("Llama-3.1-8B")
     pools = tuple(Pool(model, device(name), replicas=2, name=name) for name in ("h100", "a100"))
     files = launch_files(Deployment(pools).spec(), [8, 8])
     assert set(files) == {"h100.sh", "a100.sh", "nginx.conf"}
     assert files["nginx.conf"].count("    server ") == 4
-
-
-def test_the_words_of_tensorrt_llms_dynamo_workers() -> None:
-    """The file of settings becomes an argument; the model and its flags stay."""
-    document = yaml.safe_load(launch_files(apart("trtllm-1.0"), [8, 8])["dynamo.yaml"])
-    (container,) = document["spec"]["components"][1]["podTemplate"]["spec"]["containers"]
-    words = container["args"]
-    assert words[:3] == ["dynamo.trtllm", "--model", "meta-llama/Llama-3.1-8B"]
-    assert "meta-llama/Llama-3.1-8B" not in words[3:]
-    options = yaml.safe_load(words[words.index("--override-engine-args") + 1])
-    assert "kv_cache_config" in options
-    assert not any("cat >" in word or word.endswith(".yaml") for word in words)

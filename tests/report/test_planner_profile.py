@@ -76,12 +76,12 @@ def test_pipelines_are_refused() -> None:
 @pytest.mark.skipif(DYNAMO not in os.environ, reason=f"{DYNAMO} names no Python with ai-dynamo")
 def test_dynamo_reads_what_is_written(tmp_path: Path) -> None:
     """Its planner takes the profile, its profiler the deployment."""
-    from windtunnel.report import FOLDERS
+    from windtunnel.report import write_launch
 
     words = {"prefill": "replicas=2", "decode": "tensor_parallel_size=2", "random_input_len": 50, "num_prompts": 3}
     run = simulate(vary(Scenario(Server("Qwen/Qwen3-8B")), words))
     write_planner_profile(tmp_path, run)
-    FOLDERS["launch"](tmp_path, run)
+    write_launch(tmp_path, run, "dynamo")
     script = Path(__file__).parent / "dynamo_reads.py"
     command = [os.environ[DYNAMO], str(script), str(tmp_path), str(tmp_path / "dynamo.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

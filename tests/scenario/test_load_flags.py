@@ -33,6 +33,12 @@ def test_a_seed_makes_the_workload() -> None:
     assert not Load(seed=3).workload().equals(Load().workload())
 
 
+def test_long_requests_are_cut(trace: str) -> None:
+    found = Load(trace=trace, max_request_tokens=30).workload()
+    assert (found.prompt_tokens + found.output_tokens).tolist() == [11, 22, 29, 29]
+    assert found.notes == ("2 of 4 requests are cut to 30 tokens",)
+
+
 def test_a_file_is_replayed(trace: str) -> None:
     workload = Load(trace=trace).workload()
     assert workload.arrival.tolist() == [0.0, 1.0, 3.0, 4.0]

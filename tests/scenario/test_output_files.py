@@ -1,6 +1,7 @@
 """Outputs: refused before the simulation where they cannot be written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,14 @@ def test_a_place_that_can_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["report", "perfetto", "save_result", "prometheus"])
 def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="is a folder"):
-        Outputs(**{name: tmp_path}).check()
+        words: dict[str, Any] = {name: tmp_path}
+        Outputs(**words).check()
+
+
+def test_a_format_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"format=kserve: is of the files of --launch: add --launch FOLDER"):
+        Outputs(format="kserve").check()
+    Outputs(format="kserve", launch=tmp_path).check()
 
 
 def test_below_a_file_nothing_can_be_written(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """Served points: how a row is read as a server."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from windtunnel.validation import served_points
+from windtunnel.validation.served_points import COLUMNS, read_points
 
 
 def point(**values: str) -> dict[str, str]:
@@ -40,3 +44,21 @@ def test_parallelism_of_a_served_point(row: dict[str, str], layout: tuple[int, i
 def test_version_of_a_served_point(recorded: str, source: str, found: str) -> None:
     row = {"backend": "vllm", "backend_version": recorded, "silicon_data_source": source}
     assert served_points.version(row) == found
+
+
+def test_rows_that_repeat_a_measurement_count_once(tmp_path: Path) -> None:
+    one = dict.fromkeys(COLUMNS, "") | {
+        "backend": "vllm",
+        "system": "h100_sxm",
+        "mode": "agg",
+        "isl": "10",
+        "osl": "20",
+    }
+    one |= {"id": "a", "silicon_ttft_ms": "5", "silicon_tpot_ms": "2"}
+    rows = [one, one | {"id": "b", "model_path": "m/other"}, one | {"id": "c", "silicon_tpot_ms": "3"}]
+    file = tmp_path / "sample.csv"
+    with file.open("w", encoding="utf-8", newline="") as text:
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    assert [point.scored for point in read_points(file)] == [True, False, True]

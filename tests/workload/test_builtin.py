@@ -75,6 +75,9 @@ def test_assumptions_are_in_the_notes() -> None:
     assert "only mean lengths are published" in sharegpt.notes[0]
     assert sharegpt.prompt_tokens.mean() == pytest.approx(161.31, rel=0.03)
     assert sharegpt.output_tokens.mean() == pytest.approx(337.99, rel=0.03)
+    writing = builtin("writing-prompts", num_requests=50_000)
+    assert writing.prompt_tokens.mean() == pytest.approx(4 / 3 * 28.4, rel=0.03)
+    assert writing.output_tokens.mean() == pytest.approx(4 / 3 * 734.5, rel=0.03)
     assert "lengths only" in builtin("arxiv-summarization", num_requests=10).notes[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload, json_traces, load_trace, repeat, save, with_recorded_answers
-from windtunnel.workload.texts import of_hashes, tree
+from windtunnel.workload.texts import from_earlier, of_hashes, taken, tree
 
 FORK: dict[str, Any] = {
     # two agents of turn 1, which turn 4 joins; another session begins with the first one's answer of turn 1
@@ -192,3 +193,22 @@ def test_hash_ids_say_the_same_of_prompts(workload: Workload, size: int) -> None
     for a in range(len(texts)):
         for b in range(a):
             assert common(again[a], again[b]) // size == common(texts[a], texts[b]) // size
+
+
+@given(chats(), st.randoms())
+def test_beginnings_after_rows_have_moved_are_of_rows_before(workload: Workload, random: Random) -> None:
+    """Prompts alone, in any order: whatever two of them share, they share still."""
+    alone = with_recorded_answers(workload)
+    order = list(range(len(alone)))
+    random.shuffle(order)
+    rows = np.array(order)
+    texts = texts_of(alone)
+    moved = taken(alone.begins, rows) or (np.full(len(rows), -1), np.zeros(len(rows), np.int64))
+    prompts, outputs = alone.prompt_tokens[rows], alone.output_tokens[rows]
+    others, tokens = from_earlier(moved, prompts, outputs)
+    assert (others < np.arange(len(rows))).all()
+    for place, row in enumerate(order):
+        before = [common(texts[row][: prompts[place]], texts[other]) for other in order[:place]]
+        assert tokens[place] == max(before, default=0)
+        if tokens[place]:
+            assert before[others[place]] == tokens[place]

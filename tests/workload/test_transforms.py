@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import Workload, at_rate, head, repeat, scale_time, with_concurrency
+from windtunnel.workload import Workload, at_rate, copies, cut_to, head, repeat, scale_time, with_concurrency
 from windtunnel.workload.rules import LATEST
 from windtunnel.workload.transforms import with_longer_prompts
 from workload.random_workloads import workloads
@@ -33,6 +33,23 @@ def test_a_wanted_rate_is_met(workload: Workload, rate: float) -> None:
         with pytest.raises(InputError, match="all requests arrive at once"):
             at_rate(workload, rate)
     assert np.nanmax(at_rate(workload, float("inf")).arrival) == 0
+
+
+def test_what_is_too_long_is_cut_in_proportion_as_vidur_does() -> None:
+    """3,000 + 1,500 tokens are 404 too many: 270 of the prompt (269.3) and 135 of the output (134.7)."""
+    base = Workload.from_columns(
+        arrival=[0.0, 1.0, 2.0], prompt_tokens=[3000, 4096, 4095], output_tokens=[1500, 1, 1], max_tokens=[4000, 9, 7]
+    )
+    cut = cut_to(base, 4096)
+    assert cut.prompt_tokens.tolist() == [2730, 4095, 4095]
+    assert cut.output_tokens.tolist() == [1365, 1, 1]
+    assert cut.max_tokens.tolist() == [1366, 1, 7]
+    assert cut.notes == ("2 of 3 requests are cut to 4,096 tokens",)
+    assert cut_to(base, 5000) is base
+    with pytest.raises(InputError, match="must be ≥ 2"):
+        cut_to(base, 1)
+    with pytest.raises(InputError, match="prompts of this load share text"):
+        cut_to(replace(base, begins=(np.array([-1, 0, -1]), np.array([0, 5, 0]))), 100)
 
 
 def test_repeating_keeps_the_rate_and_makes_new_content() -> None:
@@ -171,3 +188,35 @@ def test_longer_prompts_have_so_many_times_the_tokens() -> None:
         with_longer_prompts(shared, 2)
     with pytest.raises(InputError, match="must be a finite number > 0"):
         with_longer_prompts(one, 0)
+
+
+def test_users_with_the_same_habits_share_nothing_and_come_at_other_times() -> None:
+    """A chat of two turns and two lone requests, the second of which begins with the first's prompt; four users."""
+    log = Workload.from_columns(
+        arrival=[0.0, 40.0, 60.0, 0.0], prompt_tokens=[5, 9, 12, 20], output_tokens=[5, 1, 2, 3],
+        session=[0, -1, -1, 0], begins=[None, None, [1, 6], [0, 10]],
+    )  # fmt: skip
+    found = copies(log, 4, 15.0)
+    first = found.arrival[~np.isnan(found.arrival)]
+    assert (np.diff(first) >= 0).all()
+    assert len(set(first)) > 4
+    for place, prompt in enumerate((5, 9, 12)):
+        times = found.arrival[found.prompt_tokens == prompt]
+        most = 15.0 if place == 1 else 0.0
+        assert (np.abs(times - log.arrival[place]) <= most).all()
+    assert sorted(np.bincount(found.session[found.session >= 0])) == [2, 2, 2, 2]
+    assert found.begins is not None
+    others, tokens = found.begins
+    shared = others >= 0
+    pairs = zip(found.prompt_tokens[shared], found.prompt_tokens[others[shared]], tokens[shared], strict=True)
+    assert sorted(pairs) == [(12, 9, 6)] * 4 + [(20, 5, 10)] * 4
+    assert len(set(others[shared].tolist())) == 8
+    assert copies(log, 4, 15.0).equals(found)
+    assert not copies(log, 4, 15.0, seed=1).equals(found)
+    assert copies(log, 1) is log
+
+
+@pytest.mark.parametrize(("times", "shift"), [(0, 1.0), (2, -1.0), (2, float("inf"))])
+def test_copies_need_a_number_and_a_time(times: int, shift: float) -> None:
+    with pytest.raises(InputError, match=r"must be ≥ 1|must be finite seconds"):
+        copies(three(), times, shift)

@@ -51,7 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
         "validate": ("validate:validate", "Compare simulations with measurements."),
         "calibrate": (
             "calibrate:calibrate",
-            "Find the host and client overheads of a deployment from measured runs of it.",
+            "Find the host and client overheads of a deployment from measured runs of it, or records of its steps.",
         ),
         "profile": (
             "operators.profile:profile",
@@ -81,6 +81,10 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
         "trace": (
             {"describe": "describe", "convert": "convert", "import": "import_logs"},
             "Look at traces of requests, and convert them.",
+        ),
+        "kernels": (
+            {name: f"operators.kernels:{name}" for name in ("add", "show", "remove")},
+            "Say where kernel times come from, and add a newer database to your own.",
         ),
         "list": ("listing:listing", "List the names that flags accept."),
     },
@@ -113,7 +117,7 @@ def application(called: Container[str]) -> App:
             else:
                 several = App(name=name, help=line, group=group, help_format="markdown")
                 for inner, function in where.items():
-                    several.command(_function(f"{name}:{function}"), name=inner)
+                    several.command(_function(function if ":" in function else f"{name}:{function}"), name=inner)
                 app.command(several)
     line = "Complete commands and flags with Tab in your shell."
     if COMPLETION in called:

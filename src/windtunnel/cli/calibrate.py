@@ -20,7 +20,7 @@ def calibrate(
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("calibration.yaml"),
     perf: str = "auto",
 ) -> None:
-    """Find the host and client overheads of a deployment from measured runs of it, or from records of its steps.
+    """Find the host and client overheads of a deployment from measured runs of it, or records of its steps.
 
     Writes a small YAML file that run and validate take as --calibration, and prints the errors that remain.
 

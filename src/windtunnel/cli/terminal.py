@@ -187,6 +187,7 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
             f"{number(summary['burstiness'])} (gamma shape; coefficient of variation {number(summary['gap_cv'])})",
         ),
         ("drift", f"{number(summary['rate_cv'])} (of the rate from minute to minute, beyond Poisson noise)"),
+        ("tokens", f"{number(summary['prompt_to_output'])} of prompts for each of outputs (P:D ratio)"),
         ("correlation", f"{number(summary['correlation'])} (Spearman, of prompt and output tokens)"),
     ]
     if summary["sessions"]:

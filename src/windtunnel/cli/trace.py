@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -81,6 +81,7 @@ def convert(
     columns: tuple[str, ...] = (),
     answers: Answers = "live",
     lanes: int | None = None,
+    max_request_tokens: int | None = None,
 ) -> None:
     """Write a trace as windtunnel's own JSON lines, or as Parquet if the target's name ends so.
 
@@ -104,27 +105,29 @@ def convert(
         What later prompts of a session hold: what the server answers (live), or answers that were recorded.
     lanes
         Sessions in play at once.
+    max_request_tokens
+        Longest request, prompt and output together: longer ones are cut, both in proportion.
     """
-    from windtunnel.workload import builtin, builtin_names, load_trace, save, with_lanes
+    from windtunnel.workload import builtin, builtin_names, cut_to, load_trace, save, with_lanes
 
     if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
         raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
     require_writable("target", target)
-    names = Load(trace=source, columns=columns).names_of_columns()
     if source in builtin_names():
         if trace_format is not None:
             raise InputError(f"format={trace_format!r}: is of a file, and {source!r} is built in: leave it out")
         workload = builtin(source, request_rate=request_rate)
     else:
-        arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
-        workload = load_trace(
-            source, trace_format,
-            arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names, answers=answers,
-        )  # fmt: skip
+        names = Load(trace=source, columns=columns).names_of_columns()
+        drawn = None if request_rate is None else Load(request_rate=request_rate).arrivals()
+        rules: dict[str, Any] = {"arrivals": drawn, "sort": sort, "drop_empty": drop_empty, "answers": answers}
+        workload = load_trace(source, trace_format, columns=names, **rules)
     if lanes is not None:
         workload = with_lanes(workload, lanes)
+    if max_request_tokens is not None:
+        workload = cut_to(workload, max_request_tokens)
     save(workload, target)
-    sys.stdout.write(f"{target}: {len(workload):,} requests\n")
+    sys.stdout.write("".join((f"{target}: {len(workload):,} requests\n", *(f"{note}\n" for note in workload.notes))))
 
 
 def import_logs(

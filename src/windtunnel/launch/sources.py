@@ -9,13 +9,16 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml_documents, read_text
+from windtunnel.launch.facts import read_facts
 from windtunnel.launch.line import IMAGES, Line, parse_line
 from windtunnel.launch.shell import Shell, read_script, split_words
 
 ROLE = re.compile(r"^(prefill|decode|mixed):\s+(.*)$", re.S)
-MANIFEST = re.compile(r"^(apiVersion|kind|services|version|spec|metadata):", re.M)
+MANIFEST = re.compile(r"^(apiVersion|kind|services|version|spec|metadata|modelArtifacts|inferencePool):", re.M)
 ACCELERATORS = {"cloud.google.com/gke-accelerator", "nvidia.com/gpu.product", "karpenter.k8s.aws/instance-gpu-name"}
 """Labels of nodes that name their GPU."""
+KSERVE = "VLLM_ADDITIONAL_ARGS"
+"""Where KServe's own command takes flags from."""
 LONGEST_NAME = 4096
 
 
@@ -29,7 +32,8 @@ def read_source(text: str) -> list[Line]:
         role, text = found[1], found[2]
     place = _path(text.strip())
     if place is not None and place.is_dir():
-        lines = [line for file in _scripts(place) for line in _read_file(file)]
+        scripts = [line for file in sorted(place.glob("*.sh")) for line in _read_file(file)]
+        lines = scripts or [line for file in _manifests(place) for line in _read_file(file)]
     elif place is not None:
         lines = _read_file(place)
     else:
@@ -57,9 +61,8 @@ def _path(text: str) -> Path | None:
     return None
 
 
-def _scripts(folder: Path) -> list[Path]:
-    scripts = sorted(folder.glob("*.sh"))
-    return scripts or sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+def _manifests(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
 
 
 def _read_file(path: Path) -> list[Line]:
@@ -84,18 +87,21 @@ def _walk(node: Any, folder: Path, around: Mapping[str, Any], name: str = "") ->
     if not isinstance(node, Mapping):
         return
     around = _said(node, around, name)
-    line = _container(node, folder)
+    line = _container(node, folder, around)
     if line is not None:
         yield replace(
             line, **{key: around[key] for key in ("replicas", "role") if key in around} | _facts(line, around)
         )
         return
     for key, value in node.items():
-        yield from _walk(value, folder, around, str(key))
+        if key == "workerTemplate" and "leaderTemplate" in node:
+            continue  # part of the leader's server
+        alone = key == "decode" and isinstance(other := node.get("prefill"), Mapping) and other.get("create") is False
+        yield from _walk(value, folder, around, "server" if alone else str(key))  # llm-d has no other whole servers
 
 
 def _facts(line: Line, around: Mapping[str, Any]) -> dict[str, Any]:
-    return {"facts": {**line.facts, "device": around["device"]}} if "device" in around else {}
+    return {"facts": {key: around[key] for key in ("device",) if key in around} | around.get("facts", {}) | line.facts}
 
 
 def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -106,6 +112,16 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
     for role in ("prefill", "decode"):
         if role in kind:
             found["role"] = role
+    if isinstance(model := node.get("model"), Mapping) and "uri" in model:  # of an LLMInferenceService of KServe
+        found["model"] = str(model.get("name") or str(model["uri"]).removeprefix("hf://"))
+        if "prefill" in node:
+            found["role"] = "decode"
+    places = (node, node.get("metadata"))
+    for notes in (place.get("annotations") for place in places if isinstance(place, Mapping)):
+        if isinstance(notes, Mapping) and "windtunnel" in notes:
+            found["facts"] = read_facts(str(notes["windtunnel"]))
+    if isinstance(node.get("services"), Mapping):
+        found["compose"] = True
     labels = node.get("nodeSelector")
     if isinstance(labels, Mapping):
         for label in ACCELERATORS & set(labels):
@@ -113,14 +129,16 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
     return found
 
 
-def _container(node: Mapping[str, Any], folder: Path) -> Line | None:
+def _container(node: Mapping[str, Any], folder: Path, around: Mapping[str, Any]) -> Line | None:
     command, arguments = _words(node.get("command")), _words(node.get("args"))
     entry, image = _words(node.get("entrypoint")), str(node.get("image") or "")
     words = [*entry, *command, *arguments]
+    env = _environment(node.get("env", node.get("environment")))
+    if not words and "model" in around and KSERVE in env:
+        words = ["vllm", "serve", around["model"], *_words(env[KSERVE])]
     if not words:
         return None
-    env = _environment(node.get("env", node.get("environment")))
-    words = [_filled(word, env) for word in words]
+    words = [_filled(word.replace("$$", "$") if "compose" in around else word, env) for word in words]
     if len(words) > 1 and words[0].rsplit("/", 1)[-1] in ("bash", "sh"):
         script = "\n".join(word for word in words[1:] if not word.startswith("-"))
         given = "".join(f"{name}={_quoted(value)}\n" for name, value in env.items())

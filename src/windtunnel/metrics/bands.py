@@ -8,7 +8,7 @@ the nearer the load is to the capacity: that takes simulations of both ends (``m
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite, isinf
+from math import exp, isfinite, isinf, log
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,20 @@ class Bands:
         low, high = (factor * value for factor in self.factors(latency, level))
         return max(low, min(least or 0.0, value)), high
 
+    def expected(self, statistic: str) -> float | None:
+        """Best estimate of a statistic of the time per token on a measured server: with steps as much longer or shorter
+        as servers like it were measured (``evidence.Group.shift``), read between the simulated figure and that at the
+        end of the band on the same side, as a power of the factor. None where no evidence was shown to help."""
+        value, shift = self.said["tpot"][statistic], self.doubt.shift
+        if not shift or not value:
+            return None
+        ends = self.around("tpot", statistic)
+        factors = self.doubt.factors("steps", LEVEL)
+        for end, factor in zip(ends or (), factors, strict=False):
+            if shift * log(factor) > 0 and isfinite(end) and end > 0 and self.unchanged_rate and self.ends:
+                return float(value * (end / value) ** min(shift / log(factor), 1.0))
+        return float(value * exp(shift))
+
     def shown(self, latency: str, level: float = LEVEL) -> str:
         """The band of a latency's mean as per cent: ``-4…+19 %``."""
         value, ends = self.said[latency]["mean"], self.around(latency, "mean", level)
@@ -141,6 +155,9 @@ class Bands:
             ("evidence", self.doubt.words),
             ("checked", "against averages of closed loops only, not percentiles"),
         ]
+        if (expected := self.expected("mean")) and (group := self.doubt.shifted_by):
+            factor = exp(self.doubt.shift)
+            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: steps ×{factor:.2f}, as {group.words}"))
         if isfinite(self.uncertainty.error):
             doubts = self.uncertainty
             found.append(("model error", f"per step: kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
@@ -172,6 +189,9 @@ class Bands:
             "shown": {name: self.shown(name) for name in LATENCIES},
             **{name: {key: self._pair(name, key) for key in self.said[name]} for name in LATENCIES},
         }
+        if self.doubt.shift:
+            values = {name: self.expected(name) for name in self.said["tpot"]}
+            found["expected"] = {"steps": exp(self.doubt.shift), "tpot": values}
         if self.attainment:
             found["attainment"] = list(self.attainment)
         if self.cost:

@@ -32,6 +32,8 @@ KEYS = ("engine", "family", "device", "dtype", "model", "layout")
 CHAIN = tuple(KEYS[:length] for length in range(len(KEYS) + 1))
 """What the servers of a group have in common, from the largest group to the smallest."""
 
+WIDE = 4.0
+"""Times as long on a slow server as on a fast one: beyond that nobody is confident."""
 PRIOR = 4.0
 """Independent loads of servers that a larger group counts for: of 1, 2, 4 and 8, the one that holds the shares of most
 groups."""
@@ -87,6 +89,9 @@ class Group:
     """How much wider than the quantiles (steps, first token) other loads of its servers need it, for all servers:
     other groups; None: as much as the larger group."""
     known_bad: bool = False
+    shift: float = 0.0
+    """Log of the factor that brings simulated steps of its servers nearer to measured ones: the median of ``steps``,
+    drawn to zero as few loads know it; zero where that did not help for loads that it was not taken from."""
     key: tuple[str, ...] = ()
     """What its servers have in common: the first of KEYS."""
 
@@ -116,6 +121,10 @@ class Doubt:
     """The smallest group that knows servers like it."""
     calibrated: bool = False
     """Whether its own measured run narrows the band."""
+    shift: float = 0.0
+    """Log of the factor on simulated steps for the best estimate of one measured server (``Group.shift``)."""
+    shifted_by: Group | None = None
+    """The group whose shift that is."""
 
     def factors(self, latency: str, level: float) -> Factors:
         """The factors at both ends; ``latency`` is steps or first_token."""
@@ -139,23 +148,26 @@ class Doubt:
     @property
     def grade(self) -> tuple[str, str]:
         """How sure the times are in one word, and why: high where this model was measured on this device, medium where
-        its family or the engine was, low elsewhere and where simulations are known to be off."""
+        its family or the engine was, low elsewhere, where simulations are known to be off, and where steps may take
+        more than ``WIDE`` times as long on one server as on another."""
         if self.calibrated:
             return "high", "calibrated with your own run"
-        common = len(self.nearest.key)
+        low, high = self.factors("steps", 0.9)
+        if high > WIDE * low:
+            return "low", f"steps may take {low:.2g} to {high:.2g} times as long as simulated"
         points = f"{self.nearest.points:,} measured points"
         if self.nearest.known_bad:
             return "low", f"simulations of servers like this are known to be off ({points})"
-        if common >= KEYS.index("model") + 1:
-            return "high", f"this model was measured on this device ({points})"
-        if common >= KEYS.index("device") + 1:
-            return "medium", f"models of this family were measured on this device ({points})"
-        if common >= KEYS.index("family") + 1:
-            return "medium", f"models of this family were measured on other devices ({points})"
-        return (
-            "low",
-            f"nothing like it was measured: judged by all servers{' of the engine' if common else ''} ({points})",
+        known = (
+            ("model", "high", "this model was measured on this device"),
+            ("device", "medium", "models of this family were measured on this device"),
+            ("family", "medium", "models of this family were measured on other devices"),
+            ("engine", "low", "nothing like it was measured: judged by all servers of the engine"),
         )
+        common = KEYS[: len(self.nearest.key)]
+        nothing = ("low", "nothing like it was measured: judged by all servers")
+        word, why = next(((word, why) for key, word, why in known if key in common), nothing)
+        return word, f"{why} ({points})"
 
     @property
     def warning(self) -> str | None:
@@ -199,7 +211,9 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
     if not nearest.known_bad:
         stretch = 1.0 if isnan(error) else max(error / nearest.error, 1.0)
         steps, first = wider(steps, stretch * width[0]), wider(first, stretch * width[1])
-    found = Doubt(steps, first, nearest)
+    near = nearest if nearest.known_bad else table.get(server[: KEYS.index("device") + 1])
+    by = near if near and near.shift else None
+    found = Doubt(steps, first, nearest, shift=by.shift if by else 0.0, shifted_by=by)
     if agreement is None or agreement.server != server:
         return found
     own = other_loads(server.engine)

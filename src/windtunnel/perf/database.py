@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.files import data_folder
 from windtunnel.hardware import Device
 from windtunnel.perf.corrections import ALL, Corrections
 
@@ -27,11 +28,21 @@ PLACE = "WINDTUNNEL_KERNELS"
 
 
 def find_systems() -> Path | None:
-    """The ``systems`` folder, or None where neither the variable nor the package gives one (the roofline answers
-    then)."""
+    """The ``systems`` folder: the variable's, else the user's own database (``perf.user_kernels``), else the package's;
+    None where there is none (the roofline answers then)."""
     if os.environ.get(PLACE):
         path = Path(os.environ[PLACE])
         return path if path.is_dir() else None
+    return own_systems() if own_systems().is_dir() else packaged_systems()
+
+
+def own_systems() -> Path:
+    """Where ``windtunnel kernels add`` keeps the user's own database."""
+    return data_folder() / "kernels" / "systems"
+
+
+def packaged_systems() -> Path | None:
+    """The ``systems`` folder of the installed package, or None without it."""
     spec = find_spec("aiconfigurator_core")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "systems"

@@ -12,6 +12,7 @@ from windtunnel.plan.band import Band, band_of
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.capacity import Draws, capacity, capacity_draws
 from windtunnel.plan.elimination import Entry, Standing, start_of
+from windtunnel.plan.goodput.objective import Goodput
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import TIGHTEST, Margin, Outcome
 from windtunnel.plan.search_result import SearchResult
@@ -50,6 +51,15 @@ class Advice:
     band: Band
     """What other servers would do."""
 
+    too_few: str = ""
+    """A sentence where longer loads of the same kind ask for more than this answer."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What may be wrong with the answer, and what the run says of itself."""
+        known = [text for text in (self.band.known_bad, self.too_few) if text]
+        return [*known, *self.run.manifest["warnings"]]
+
 
 def advise(
     answer: SearchResult, workloads: Callable[[int], Workload] | None = None, seeds: Sequence[int] = ()
@@ -63,11 +73,17 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    draws = None
-    if workloads is not None and len(seeds) > 1:
-        draws = capacity_draws(deployment, answer.question, workloads, seeds)
+    draws, given, too_few = None, isinstance(answer.objective, Goodput), ""
+    if workloads is not None and not given and len(seeds) > 1:
+        carried = rate if isinstance(answer.objective, LeastForRate) else 0.0
+        draws = capacity_draws(deployment, answer.question, workloads, seeds, carried)
+        if draws.rates and min(draws.rates) < carried:
+            too_few = (
+                f"{len(answer.question.workload):,} requests are too few: a longer load of the same kind holds at "
+                f"{min(draws.rates):.3g} requests/s, not at {carried:.3g}: raise --num-prompts"
+            )
     missed = _whole(answer, best)
-    if missed is None:
+    if missed is None and not given:
         missed = _beyond(answer, deployment)
     return Advice(
         entry=best,
@@ -81,6 +97,7 @@ def advise(
         ends=_ends(answer, best),
         draws=draws,
         band=band_of(answer),
+        too_few=too_few,
     )
 
 
@@ -191,8 +208,8 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     unit = answer.objective.unit
     if entry.status == "impossible":
         return f"even a single request misses the limits; they would have to be {entry.stretch:.3g} times as long"
-    if entry.status == "bounded":
-        return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}, by a bound"
+    if entry.status == "bounded" or isinstance(answer.objective, Goodput):
+        return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}"
     if entry.status == "exact" and entry.step is not None:
         by_rate = isinstance(answer.objective, LeastForRate)
         verb = "cannot serve the rate; needs" if by_rate else "reaches"

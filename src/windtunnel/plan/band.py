@@ -9,6 +9,7 @@ from windtunnel.metrics.evidence import Doubt
 from windtunnel.plan.capacity import capacity, highest
 from windtunnel.plan.doubt import ENDS, doubt_of, told_apart
 from windtunnel.plan.elimination import Entry
+from windtunnel.plan.goodput.objective import Goodput
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import tables_of, trial, whole_trial
@@ -63,7 +64,8 @@ class Band:
                 yield "cost", f"{said} per million requests at capacity ({low} to {high} on a real server)"
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
-            yield "within goal", f"{said} % of requests ({slow} to {fast} % on a real server)"
+            there = f" ({slow} to {fast} % on a real server)" if slow != fast else ""
+            yield "within goal", f"{said} % of requests{there}"
         yield "evidence", self.evidence
         if self.could_be_better:
             places = ", ".join(str(place) for place in self.could_be_better)
@@ -77,7 +79,7 @@ def band_of(answer: SearchResult) -> Band:
     deployment, rate = answer.measured(best)
     shares = (ENDS[0], answer.question.confidence, ENDS[1])
     questions = [replace(answer.question, confidence=share) for share in shares]
-    by_rate = isinstance(answer.objective, LeastForRate)
+    by_rate, given = isinstance(answer.objective, LeastForRate), isinstance(answer.objective, Goodput)
     doubt = _doubt(answer, best)
     ends = [_replicas(answer, best, share) for share in shares] if by_rate else None
     sure = [_replicas(answer, best, share, (ends[0], ends[2])) for share in (0.5, 0.9)] if ends else None
@@ -88,7 +90,7 @@ def band_of(answer: SearchResult) -> Band:
         replicas=tuple(ends) if ends else None,
         confident=tuple(sure) if sure else None,
         price_per_hour=deployment.price_per_hour / (deployment.replicas if by_rate else 1),
-        rates=None if by_rate else tuple(capacity(deployment, question).rate for question in questions),
+        rates=None if by_rate or given else tuple(capacity(deployment, question).rate for question in questions),
         attainment=tuple(whole_trial(question, deployment, rate).attainment for question in questions),
         could_be_better=tuple(_could_be_better(answer, best)),
     )

@@ -106,10 +106,15 @@ class Draws:
 
 
 def capacity_draws(
-    deployment: Deployment, question: Question, workloads: Callable[[int], Workload], seeds: Sequence[int]
+    deployment: Deployment,
+    question: Question,
+    workloads: Callable[[int], Workload],
+    seeds: Sequence[int],
+    carried: float = 0.0,
 ) -> Draws:
     """The capacity over independent seeds; ``workloads(seed)`` draws the load. A load that is too short to fill the
-    deployment is repeated, up to LONGEST requests."""
+    deployment is repeated, up to LONGEST requests. ``carried``: a rate, requests/s, that every draw is known to hold:
+    the search's steps may end just below it."""
     times, rates = 1, []
     for seed in seeds:
         drawn = workloads(seed)
@@ -117,7 +122,7 @@ def capacity_draws(
             asked = question.under(repeat(drawn, times), seed)
             found = capacity(deployment, asked)
             if not found.at_bound:
-                rates.append(found.rate)
+                rates.append(max(found.rate, carried) if times == 1 else found.rate)
                 break
             times *= 4
             if times * len(drawn) > LONGEST:

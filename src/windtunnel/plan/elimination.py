@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -12,6 +12,8 @@ from windtunnel.deployment.engine_scheduler import engine_scheduler, named_setti
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound, rate_bounds
 from windtunnel.plan.capacity import climb, highest
+from windtunnel.plan.goodput.objective import GoodputClimb
+from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED, Closed, good_run, in_turn
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
@@ -54,6 +56,8 @@ class Entry:
     """For ``impossible``: the factor by which the limits must be loosened at least."""
     reason: str = ""
     """For ``refused``."""
+    closed: tuple[Closed, ...] = ()
+    """Of a goodput: why numbers of replicas are not better. Larger ones than these are ``offered``."""
 
     @property
     def standing(self) -> Standing:
@@ -153,6 +157,8 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
     if start is None:
         return Entry(candidate.index, "bounded", steps.promise(steps.high))
     pools = deployment_key(candidate.deployment, job.question.perf)
+    if isinstance(steps, GoodputClimb):
+        return _ask_replicas(steps, job, pools, report)
     tried: dict[int, Outcome] = {}
 
     def holds(step: int) -> bool:
@@ -170,6 +176,39 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])
     return Entry(candidate.index, "exact", score, step, tried[step], tried.get(step + 1))
+
+
+def _ask_replicas(steps: GoodputClimb, job: Job, pools: str, report: Report) -> Entry:
+    """Try every number of replicas that may beat the standard and those tried before; see ``plan.goodput``."""
+    index, closed = steps.candidate.index, dict[int, Closed]()
+    best: tuple[float, int, Outcome] | None = None
+
+    def wins(score: float, count: int) -> bool:
+        own = best is None or (score, -count) > (best[0], -best[1])
+        return score > -math.inf and own and Standing(score, index).beats(job.standard)
+
+    ended = -steps.low + 1
+    for count in in_turn(steps.likely, -steps.high, -steps.low):
+        if count > ended:
+            continue
+        if not wins(steps.promise(-count), count):
+            closed[count], ended = Closed(count, OFFERED, steps.promise(-count)), count
+            continue
+        outcome = _ask_good(steps, count, lambda score: wins(score, count), job, pools, report)  # noqa: B023 - used at once
+        score = steps.score(-count, outcome)
+        if not outcome.stopped and wins(score, count):
+            if best is not None:
+                closed[best[1]] = Closed(best[1], SIMULATED, best[0])
+            best = score, count, outcome
+        else:
+            closed[count] = Closed(count, STOPPED if outcome.stopped else SIMULATED, score)
+    why = tuple(closed[count] for count in sorted(closed))
+    if best is not None:
+        return Entry(index, "exact", best[0], -best[1], best[2], closed=why)
+    most = max(one.score for one in why)
+    if job.standard is None or most == -math.inf:
+        return Entry(index, "exact", -math.inf, closed=why)
+    return Entry(index, "beaten", most, closed=why)
 
 
 def impossible(contender: Contender, objective: Objective) -> Entry:
@@ -193,6 +232,31 @@ def ask(
         return known[key]
     began = time.process_time()
     outcome = trial(question, deployment, rate, tables_for(question, deployment, pools))
+    report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
+    return outcome
+
+
+def _ask_good(
+    steps: GoodputClimb, count: int, wins: Callable[[float], bool], job: Job, pools: str, report: Report
+) -> Outcome:
+    """The outcome of some replicas at the arrivals of the load: known, or simulated as far as it may still win."""
+    question, (deployment, rate) = job.question, steps.trial(-count)
+    key = trial_key(question, pools, deployment, rate)
+    whole, begun = f"{key}-good", f"{key}-lost"
+    for found in (report.asked.get(whole), report.asked.get(begun)):
+        if found is not None and (not found.outcome.stopped or not wins(steps.score(-count, found.outcome))):
+            return found.outcome
+    for name in (whole, begun):
+        if name in job.known and (name == whole or not wins(steps.score(-count, job.known[name]))):
+            report.reused += 1
+            return job.known[name]
+
+    def beats(good_rate: float, share: float) -> bool:
+        return share >= question.attainment and wins(good_rate / (count * steps.weight))
+
+    began = time.process_time()
+    outcome = good_run(question, deployment, rate, tables_for(question, deployment, pools), beats)
+    key = begun if outcome.stopped else whole
     report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
     return outcome
 

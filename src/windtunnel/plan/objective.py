@@ -34,6 +34,10 @@ class Climb(Protocol):
     def high(self) -> int:
         """The hardest step that its bound does not rule out."""
 
+    @property
+    def hope(self) -> float:
+        """A guess at its score: candidates are tried in the order of their hopes."""
+
     def trial(self, step: int) -> tuple[Deployment, float]:
         """What is simulated, and at which rate."""
 
@@ -79,6 +83,11 @@ class RateClimb:
     high: int
     weight: float
     """The rate is divided by this."""
+
+    @property
+    def hope(self) -> float:
+        """Its bound."""
+        return self.promise(self.high)
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """The candidate at the step's rate."""
@@ -196,6 +205,11 @@ class ReplicaClimb:
     bought: Callable[[Deployment], float] | None = None
     """Cost or GPUs of what is bought for a deployment, where that is more than what serves."""
 
+    @property
+    def hope(self) -> float:
+        """Its bound."""
+        return self.promise(self.high)
+
     def trial(self, step: int) -> tuple[Deployment, float]:
         """−step replicas at the rate."""
         return self.candidate.scaled(-step), self.rate
@@ -269,6 +283,16 @@ AS_SERVED = Purchase()
 """What serves is what is bought."""
 
 
+def most_replicas(candidate: Candidate, limits: Constraints, most: int, purchase: Purchase = AS_SERVED) -> int:
+    """As many replicas of a candidate as the constraints allow, at most ``most``; 0 if none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = purchase.broken(candidate.scaled(middle), limits) is None
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
 def purchase_of(objective: Objective) -> Purchase:
     """What is bought for what serves under an objective."""
     return objective.purchase if isinstance(objective, LeastForRate) else AS_SERVED
@@ -311,7 +335,7 @@ class LeastForRate:
         if bound.rate == 0:
             return None
         one, least = candidate.scaled(1), self._least(bound)
-        most = self._most(candidate, ROOM * least + ROOM)
+        most = most_replicas(candidate, self.constraints, ROOM * least + ROOM, self.purchase)
         if most < least:
             return None
         weight = one.gpus if self.count_gpus else one.price_per_hour
@@ -329,15 +353,6 @@ class LeastForRate:
     def _least(self, bound: Bound) -> int:
         """Replicas that could serve the rate at best."""
         return max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
-
-    def _most(self, candidate: Candidate, limit: int) -> int:
-        """As many replicas as the constraints allow, at most ``limit``; 0 if none."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.purchase.broken(candidate.scaled(middle), self.constraints) is None
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
 
     def value(self, score: float) -> float:
         """The cost or the number of GPUs, positive."""

@@ -31,6 +31,8 @@ from windtunnel.simulate.run import FINISHED, Requests, Run
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""
 INFINITE = math.inf
+LATER = ("good_rate", "good_share")
+"""Numbers that outcomes in older stores lack."""
 TIGHTEST = "tightest limit"
 """Margin of requests' tightest limits, where a request has several."""
 
@@ -72,6 +74,11 @@ class Outcome:
     mfu: float
     mbu: float
     preemptions: int
+    good_rate: float = math.nan
+    """Output tokens per second of all good requests, warm-up included, over the time of the arrivals; of a run that was
+    stopped, what it could reach at most."""
+    good_share: float = math.nan
+    """Share of all requests that are good; as ``good_rate``."""
 
     def binding(self) -> Margin | None:
         """The limit that is nearest to being broken, or broken most."""
@@ -86,8 +93,9 @@ class Outcome:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Outcome":
         """Read the document of ``to_json``. Raises KeyError or TypeError for anything else."""
-        values = {field.name: document[field.name] for field in fields(cls)}
-        for name in ("attainment", "output_throughput", "energy_per_token", "busy", "kv", "mfu", "mbu"):
+        values = {field.name: document[field.name] for field in fields(cls) if field.name not in LATER}
+        values |= {name: document.get(name) for name in LATER}
+        for name in ("attainment", "output_throughput", "energy_per_token", "busy", "kv", "mfu", "mbu", *LATER):
             values[name] = math.nan if values[name] is None else float(values[name])
         for name in ("rate", "stretch"):
             values[name] = INFINITE if values[name] is None else float(values[name])
@@ -116,6 +124,8 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
     growth = queue_growth(run.requests)
     growing = queue_grows(growth, run.requests)
     used, tokens = usage(steps, window), output_tokens(steps, window)
+    kept = run.requests.status == FINISHED if good is None else good
+    span = float(np.ptp(run.requests.arrival)) if len(kept) else 0.0
     return Outcome(
         rate=rate,
         met=stretch <= 1.0 and not growing and not stopped,
@@ -131,6 +141,8 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
         mfu=used.mfu,
         mbu=used.mbu,
         preemptions=int(run.requests.preemptions[measured].sum()),
+        good_rate=float(run.requests.output_tokens[kept].sum()) / span if span > 0 else math.nan,
+        good_share=float(kept.mean()) if len(kept) else math.nan,
     )
 
 

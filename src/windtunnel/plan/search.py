@@ -275,15 +275,15 @@ class _Hunt:
             self._show()
 
     def _ranked(self) -> list[Contender]:
-        """Candidates that might hold, the best promise first."""
-        promises = {}
+        """Candidates that might hold, those of the greatest hope first."""
+        hopes = {}
         for index, contender in self.contenders.items():
             steps = self.objective.climb(contender.candidate, contender.bound, self.question)
             if steps is None:
                 self.entries[index] = impossible(contender, self.objective)
             else:
-                promises[index] = steps.promise(steps.high)
-        order = sorted(promises, key=lambda index: (-promises[index], index))
+                hopes[index] = steps.hope
+        order = sorted(hopes, key=lambda index: (-hopes[index], index))
         return [self.contenders[index] for index in order]
 
     def _drop_bounded(self, waiting: list[Contender]) -> list[Contender]:

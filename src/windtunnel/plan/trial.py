@@ -27,6 +27,7 @@ from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.perf.user_kernels import databases
 from windtunnel.plan.doubt import slowed, tightened
 from windtunnel.plan.outcome import Outcome, measure, needed
 from windtunnel.plan.question import Question
@@ -69,15 +70,15 @@ def _one_draw(question: Question, deployment: Deployment, rate: float, tables: T
     workload = question.at(rate)
     count = beginning(workload, question)
     if count is not None:
-        begun = _simulate(question, deployment, head(workload, count), tables)
+        begun = simulated(question, deployment, head(workload, count), tables)
         if is_lost(begun.requests, workload, question):
             return measure(begun, question, rate, stopped=True)
-    return measure(_simulate(question, deployment, workload, tables), question, rate)
+    return measure(simulated(question, deployment, workload, tables), question, rate)
 
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
     """The run behind a trial, never stopped early."""
-    return _simulate(question, deployment, question.at(rate), tables_for(question, deployment))
+    return simulated(question, deployment, question.at(rate), tables_for(question, deployment))
 
 
 def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outcome:
@@ -86,7 +87,8 @@ def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outc
     return measure(whole_run(question, deployment, rate), asked, rate)
 
 
-def _simulate(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
+def simulated(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
+    """The run of a workload, with the seed and overheads of a question."""
     return simulate(deployment, workload, question.seed, tables=tables, overheads=question.overheads)
 
 
@@ -155,7 +157,7 @@ def code_digest() -> str:
     """Digest of this package's code and data and of the kernel database: other code may give other results."""
     package = Path(__file__).parents[1]
     skipped = tuple(package / name for name in ("report", "ui", "cli"))
-    digest = sha256(str(find_systems()).encode() + _database_version().encode())
+    digest = sha256(f"{find_systems()}{_database_version()}{[one.words for one in databases()]}".encode())
     for file in sorted(package.rglob("*")):
         if file.suffix in (".py", ".toml") and not any(folder in file.parents for folder in skipped):
             digest.update(file.read_bytes())

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from windtunnel.deployment import SLO
 from windtunnel.files import require_writable, write_whole
+from windtunnel.hardware import load_devices
 from windtunnel.metrics import summary, unroll
 from windtunnel.report.html import html_report
-from windtunnel.report.launch_files import write_launch_files
+from windtunnel.report.manifests.formats import write_manifests
+from windtunnel.report.manifests.servers import Node
 from windtunnel.report.perfetto import perfetto, trace_text
 from windtunnel.report.planner_profile import write_planner_profile
 from windtunnel.report.prometheus import prometheus
@@ -20,7 +22,7 @@ from windtunnel.simulate.run import Run
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "plots", "prometheus", "report", "vllm_bench"]
+__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "plots", "prometheus", "report", "vllm_bench", "write_launch"]
 
 
 def plots(run: Run, slo: SLO | None = None) -> "dict[str, Figure]":
@@ -72,10 +74,14 @@ TEXTS: dict[str, Callable[[Run, SLO | None], Iterable[str]]] = {
 """Command-line option → the text of its file of a run, in parts."""
 
 
-def _launch(folder: Path, run: Run) -> None:
-    per_node = [pool["gpus_per_node"] for pool in run.manifest["pools"]]
-    write_launch_files(folder, run.manifest["deployment"], per_node)
+def write_launch(folder: Path, run: Run, kind: str = "scripts") -> None:
+    """Write what starts a run's deployment, in one of the formats. Raises InputError where that cannot be."""
+    deployment, sizes = run.manifest["deployment"], [pool["gpus_per_node"] for pool in run.manifest["pools"]]
+    names = [str(pool["device"]) for pool in deployment["pools"]]
+    known = {name: device.vendor for name, device in load_devices().items()}
+    nodes = [Node(name, known.get(name, ""), size) for name, size in zip(names, sizes, strict=True)]
+    write_manifests(folder, deployment, nodes, kind)
 
 
-FOLDERS: dict[str, Callable[[Path, Run], None]] = {"launch": _launch, "planner_profile": write_planner_profile}
+FOLDERS: dict[str, Callable[[Path, Run], None]] = {"planner_profile": write_planner_profile}
 """Command-line option → what writes its folder of a run."""

@@ -1,6 +1,5 @@
 """One page for a whole run: a single file, no network, light or dark as the reader's system is."""
 
-import math
 from collections.abc import Mapping
 from html import escape
 from itertools import groupby
@@ -9,7 +8,7 @@ from typing import Any
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.deployment.title import device_name, title
-from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
+from windtunnel.metrics import PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
@@ -28,6 +27,15 @@ from windtunnel.report.page import (
 )
 from windtunnel.report.serve_line import serve_line
 
+TITLES = {
+    "ttft": "first token (TTFT)",
+    "tpot": "per token (TPOT)",
+    "itl": "between tokens (ITL)",
+    "e2el": "end to end",
+    "queue": "waiting in queue",
+    "prefill": "prefill",
+    "normalised": "end to end, per output token",
+}
 MAX_REPLICAS = 64
 """Most replicas that the table lists."""
 LAST_BAR = "The last bar holds the longest 1 %."
@@ -43,7 +51,7 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
     heading = _title(manifest)
     version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
     sections = (
-        _header(heading, manifest, summary),
+        _header(heading, manifest, summary, slo),
         _answer(summary, slo, manifest.get("bands") or {}),
         "<h2>Latency</h2>",
         _latencies(summary, manifest.get("bands") or {}),
@@ -81,29 +89,32 @@ def _title(manifest: Mapping[str, Any]) -> str:
     return f"{pool.get('model', 'model')} on {f'{replicas} replicas of ' if replicas > 1 else ''}{each}"
 
 
-def _header(heading: str, manifest: Mapping[str, Any], summary: Summary) -> str:
+def _header(heading: str, manifest: Mapping[str, Any], summary: Summary, slo: SLO | None) -> str:
     name = manifest.get("workload", {}).get("name") or "workload"
     span = seconds(summary.window.seconds)
     scope = "measured without warm-up and drain" if summary.window.trimmed else "the whole run"
+    bands = manifest.get("bands") or {}
+    confidence = f'<p class="sub">Confidence {escape(": ".join(bands["grade"]))}.</p>' if "grade" in bands else ""
     return (
         f'<header><p class="brand">windtunnel report</p><h1>{escape(heading)}</h1>'
         f'<p class="sub">{escape(str(name))} · {summary.total:,} requests · {escape(span)}, {scope}</p>'
-        f"{_verdict(summary)}{warnings([*_known_bad(manifest), *summary.warnings])}</header>"
+        f"{_verdict(summary, slo, bands)}{confidence}{warnings([*_known_bad(manifest), *summary.warnings])}</header>"
     )
 
 
-def _verdict(summary: Summary) -> str:
-    """The answer in a sentence: percentile limits first, else the share of good requests."""
-    if summary.verdicts:
-        texts = [f"{item.name} {seconds(item.value)} (limit {seconds(item.limit)})" for item in summary.verdicts]
-        word = "Meets" if summary.meets_slo else "Misses"
-        kind = "good" if summary.meets_slo else "bad"
-        return f'<p class="verdict {kind}">{word} the target: {escape(" · ".join(texts))}</p>'
-    if not math.isnan(summary.attainment):
-        kind = "good" if summary.attainment >= ATTAINMENT else "bad"
-        text = f"{percent(summary.attainment)} of all requests meet every limit"
-        return f'<p class="verdict {kind}">{escape(text)}</p>'
-    return ""
+def _verdict(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
+    """The answer: whether percentile limits hold, and enough requests meet theirs; what to expect on a real server."""
+    if slo is None or not (slo.limits or slo.percentiles):
+        return ""
+    met = summary.meets_slo and not summary.attainment < ATTAINMENT
+    texts = [f"{item.name} {seconds(item.value)} (limit {seconds(item.limit)})" for item in summary.verdicts]
+    if slo.limits:
+        limits = " and ".join(f"{name} ≤ {seconds(limit)}" for name, limit in slo.limits.items())
+        texts.insert(0, f"{percent(summary.attainment)} of requests meet {limits} (goal {percent(ATTAINMENT)})")
+    text = f"Goal {'met' if met else 'missed'}: {' · '.join(texts)}."
+    if ends := bands.get("attainment"):
+        text += f" On a real server expect {' to '.join(dict.fromkeys(percent(share) for share in ends))}."
+    return f'<p class="verdict {"good" if met else "bad"}">{escape(text)}</p>'
 
 
 def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
@@ -111,7 +122,8 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
     cards = []
     for name, label in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "End to end")):
         middle, tail = summary.latencies[name].percentiles((50, 99)).tolist()
-        cards.append(card(f"{label}, median", seconds(middle), f"99 %: {seconds(tail)}{_band(bands, name, 'p99')}"))
+        there = f" ({band} on a real server)" if (band := _band(bands, TITLES[name])) else ""
+        cards.append(card(f"{label}, median", seconds(middle), f"p99 {seconds(tail)}{there}"))
     rate = f"{number(summary.request_throughput)} requests/s"
     cards.append(card("Output tokens per second", number(summary.output_throughput), rate))
     if slo is not None and slo.limits:
@@ -119,10 +131,11 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
         cards.append(card("Goodput, requests/s", number(summary.goodput), limits))
     else:
         middle, tail = summary.latencies["queue"].percentiles((50, 99)).tolist()
-        cards.append(card("Queueing delay, median", seconds(middle), f"99 %: {seconds(tail)}"))
-    price = f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"
-    if ends := bands.get("cost_per_million_output_tokens"):
-        price = f"{money(ends[0])} to {money(ends[1])} on a real server; {price}"
+        cards.append(card("Queueing delay, median", seconds(middle), f"p99 {seconds(tail)}"))
+    price = f"{money(summary.cost_per_hour)} an hour, {money(used.cost_usd)} for this run"
+    shown = [money(end) for end in bands.get("cost_per_million_output_tokens") or ()]
+    if len(set(shown)) > 1:
+        price = f"{' to '.join(shown)} on a real server; {price}"
     energy = f"{number(million(used.energy_wh) / 1000)} kWh"
     power = f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"
     refused = "".join(
@@ -142,17 +155,19 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
 
 
 def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
-    columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max", "values"]
-    rows = []
-    named = {name: summary.latencies[name] for name in (*LATENCIES, "prefill", "normalised")}
-    named |= {f"ttft: {name}": values for name, values in summary.ttft_parts.items()}
-    for name, values in named.items():
-        shown = [seconds(value) + _band(bands, name, key) for key, value in values.statistics().items()]
-        rows.append([name, *shown, seconds(values.max), f"{values.count:,}"])
     words = bands.get("words", {})
-    note = '<p class="caption">(low-high): what a measured server would show; ± and evidence:</p>' if words else ""
-    meaning = table((), list(words.items()), "list") if words else ""
-    return f'<div class="panel">{table(columns, rows)}{note}{meaning}</div>'
+    columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max"]
+    rows = []
+    named = {text: summary.latencies[name] for name, text in TITLES.items()}
+    named |= {f"of TTFT: {name}": values for name, values in summary.ttft_parts.items()}
+    for text, values in named.items():
+        shown = [*map(seconds, values.statistics().values()), seconds(values.max)]
+        rows.append([text, *shown, *([_band(bands, text) or "–"] if words else [])])
+    if not words:
+        return f'<div class="panel">{table(columns, rows)}</div>'
+    meaning = table((), list(words.items()), "list")
+    latencies = table([*columns, "p99 on a real server"], rows)
+    return f'<div class="panel">{latencies}<p class="caption">What is known of real servers:</p>{meaning}</div>'
 
 
 def _gaps(found: Mapping[str, Any]) -> str:
@@ -171,12 +186,13 @@ def _known_bad(manifest: Mapping[str, Any]) -> list[str]:
     return [text] if text else []
 
 
-def _band(bands: Mapping[str, Any], name: str, statistic: str) -> str:
-    """The band around a statistic in brackets, where it is known."""
-    ends = bands.get(name, {}).get(statistic)
+def _band(bands: Mapping[str, Any], text: str) -> str:
+    """Between which values a server's 99th percentile lies, where that is known."""
+    name = next((name for name, one in TITLES.items() if one == text), "")
+    ends = bands.get(name, {}).get("p99")
     if not ends or ends[0] is None:
         return ""
-    return f" (from {seconds(ends[0])}: overloaded at the upper end)" if ends[1] is None else f" ({span(*ends)})"
+    return f"{seconds(ends[0])} to overloaded" if ends[1] is None else span(*ends)
 
 
 def _first_token(summary: Summary) -> str:

@@ -5,7 +5,7 @@ Sources: vLLM's flags of data parallel deployments (docs/serving/data_parallel_d
 ngx_http_proxy_module.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.launch.facts import written
 from windtunnel.launch.reading import PRESETS
-from windtunnel.report.dynamo import dynamo_deployment
 from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, front
 from windtunnel.report.serve_line import serve_line
 
@@ -23,8 +22,8 @@ PORT, RPC_PORT, FRONT_PORT = 8000, 13345, 80
 RANKS_PORT, RANKS_PORTS = 20000, 16
 """Where SGLang's ranks of attention meet, and how many ports a server has for that: seven behind one another, without
 the flag from its own port + 233 on, where they meet those of the server next to it."""
-NODE, NGINX, FRONT, DYNAMO = "node.sh", "nginx.conf", "front.sh", "dynamo.yaml"
-BALANCE = {"round_robin": "", "least_outstanding": "    least_conn;\n", "random": "    random;\n"}
+NODE, NGINX, FRONT = "node.sh", "nginx.conf", "front.sh"
+BALANCE = {"round_robin": "", "least_outstanding": "  least_conn;\n", "random": "  random;\n"}
 """nginx's words for a router; without one it takes turns."""
 
 
@@ -45,7 +44,7 @@ def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) ->
         if command.startswith("#"):
             raise InputError(f"launch: {command.removeprefix('# ')}")
     rooms = [_room(pool, size) for pool, size in zip(pools, gpus_per_node, strict=True)]
-    facts = [f"# windtunnel: {written(_facts(pool, deployment))}\n" for pool in pools]
+    facts = [f"# windtunnel: {written(facts_of(pool, deployment))}\n" for pool in pools]
     if len(pools) == 1:
         pool, command, room = pools[0], commands[0], rooms[0]
         nodes = -(-pool["replicas"] // room)
@@ -66,7 +65,7 @@ def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) ->
     ]
     command = front(backend, (router, deployment.get("decode_router") or router), handover, *sides)
     text = f"#!/bin/bash\n# The front, on a machine that reaches all nodes\nset -eu\n{command}\n"
-    return scripts | {FRONT: text, DYNAMO: dynamo_deployment(deployment, gpus_per_node)}
+    return scripts | {FRONT: text}
 
 
 def _with_facts(script: str, facts: str) -> str:
@@ -75,7 +74,7 @@ def _with_facts(script: str, facts: str) -> str:
     return f"{first}\n{facts}{rest}"
 
 
-def _facts(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
     """What was simulated and no flag says, in windtunnel's words: of the pool, then of what is around it."""
     engine, chosen = pool["engine"], preset(pool["engine"]["preset"])
     found: dict[str, Any] = {"device": pool.get("device"), "replicas": pool["replicas"]}
@@ -127,7 +126,9 @@ def _room(pool: Mapping[str, Any], gpus_per_node: int) -> int:
     """Replicas that a node has room for. Raises InputError if one needs more than a node."""
     gpus = pool["gpus"] // pool["replicas"]
     if gpus > gpus_per_node:
-        raise InputError(f"launch: a replica of {gpus} GPUs spans nodes of {gpus_per_node}: start it by hand")
+        raise InputError(
+            f"launch: a replica of {gpus} GPUs spans nodes of {gpus_per_node}: take --format leaderworkerset"
+        )
     return int(gpus_per_node // gpus)
 
 
@@ -175,8 +176,12 @@ def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[A
     """A server for each replica, with its own GPUs and ports."""
     replicas, gpus = pool["replicas"], pool["gpus"] // pool["replicas"]
     before, _, last = command.rpartition("\n")
-    meets, flags = _meeting(command, str(pool.get("role", "mixed")), gpus)
-    flags = _listening(command) + flags
+    meets, flags = meeting(
+        command,
+        str(pool.get("role", "mixed")),
+        lambda first, each: f"$(({first} + slot{f' * {gpus}' if each else ''}))",
+    )
+    flags = listening(command, "$((" + f"{RANKS_PORT} + slot * {RANKS_PORTS}" + "))") + flags
     lines = [f"{before}\n" if before else ""]
     lines += [
         f"for slot in $(seq 0 {room - 1}); do\n",
@@ -191,43 +196,48 @@ def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[A
     return _head(nodes, f"{replicas} replicas on ports from {PORT} on, behind {behind}", script) + "".join(lines)
 
 
-def _listening(command: str) -> str:
+def listening(command: str, ranks_port: str) -> str:
     """Flags with which other machines reach a server, as they reach vLLM's without, and ranks of attention theirs."""
     if "vllm serve" in command:
         return ""
-    ranks = f" --dist-init-addr 127.0.0.1:$(({RANKS_PORT} + slot * {RANKS_PORTS}))"
+    ranks = f" --dist-init-addr 127.0.0.1:{ranks_port}"
     return " --host 0.0.0.0" + (ranks if "--enable-dp-attention" in command else "")
 
 
-def _meeting(command: str, role: str, gpus: int) -> tuple[str, str]:
-    """Environment and flags with which servers of both sides find each other."""
+def meeting(command: str, role: str, port: Callable[[int, bool], str]) -> tuple[str, str]:
+    """Environment and flags with which servers of both sides find each other. ``port``: the port of a server, from the
+    first one and whether each of its GPUs has one."""
     if "NixlConnector" in command or "NixlPushConnector" in command:
         host = "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -i)"
-        return f"{host} VLLM_NIXL_SIDE_CHANNEL_PORT=$(({SIDE_CHANNEL_PORT} + slot * {gpus})) ", ""
+        return f"{host} VLLM_NIXL_SIDE_CHANNEL_PORT={port(SIDE_CHANNEL_PORT, True)} ", ""
     if role == "prefill" and "MooncakeConnector" in command:
-        return f"VLLM_MOONCAKE_BOOTSTRAP_PORT=$(({BOOTSTRAP_PORT} + slot)) ", ""
+        return f"VLLM_MOONCAKE_BOOTSTRAP_PORT={port(BOOTSTRAP_PORT, False)} ", ""
     if role == "prefill" and "sglang" in command:
-        return "", f" --disaggregation-bootstrap-port $(({BOOTSTRAP_PORT} + slot))"
+        return "", f" --disaggregation-bootstrap-port {port(BOOTSTRAP_PORT, False)}"
     return "", ""
 
 
 def _nginx(router: str, places: Sequence[str]) -> str:
-    """A router in front of all of them; where nginx has no such rule, the one that comes closest."""
-    note = "" if router in BALANCE else f"    # simulated with {router}, which nginx lacks: this comes closest\n"
+    """The whole of nginx's settings."""
+    body = "".join(f"  {line}\n" for line in nginx_servers(router, places, FRONT_PORT).splitlines())
+    return f"events {{}}\nhttp {{\n{body}}}\n"
+
+
+def nginx_servers(router: str, places: Sequence[str], port: int, shared: str = "", each: str = "") -> str:
+    """A router in front of all of them, in nginx's words; where it has no such rule, the one that comes closest.
+    ``shared`` and ``each``: more words for all servers together, and for one."""
+    note = "" if router in BALANCE else f"  # simulated with {router}, which nginx lacks: this comes closest\n"
     rule = BALANCE.get(router, BALANCE["least_outstanding"])
-    servers = "".join(f"    server {place} max_fails=0;\n" for place in places)
+    servers = "".join(f"  server {place}{each} max_fails=0;\n" for place in places)
     return (
-        "events {}\n"
-        "http {\n"
-        f"  upstream fleet {{\n{note}{rule}{servers}  }}\n"
-        "  server {\n"
-        f"    listen {FRONT_PORT};\n"
-        "    location / {\n"
-        "      proxy_pass http://fleet;\n"
-        "      proxy_http_version 1.1;\n"
-        "      proxy_buffering off;\n"
-        "      proxy_read_timeout 1h;\n"
-        "    }\n"
+        f"upstream fleet {{\n{shared}{note}{rule}{servers}}}\n"
+        "server {\n"
+        f"  listen {port};\n"
+        "  location / {\n"
+        "    proxy_pass http://fleet;\n"
+        "    proxy_http_version 1.1;\n"
+        "    proxy_buffering off;\n"
+        "    proxy_read_timeout 1h;\n"
         "  }\n"
         "}\n"
     )

@@ -46,7 +46,7 @@ def plan_page(
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky)}'
-        f"{warnings(_notes(advice))}</header>",
+        f"{warnings(advice.notes if advice else [])}</header>",
         *_winner(advice, verdict),
         "<h2>Ranking</h2>",
         f'<div class="panel">{_ranking(answer)}</div>',
@@ -71,14 +71,6 @@ def plan_page(
         **{name: {"data": [], "layout": {}} for name in ("capacities", "heat")},
     }
     return page(title, sections, figures, script("plan", slices(answer, surveyed)))
-
-
-def _notes(advice: Advice | None) -> list[str]:
-    """What the reader of the winner should know."""
-    if advice is None:
-        return []
-    known_bad = advice.band.known_bad
-    return [*([known_bad] if known_bad else []), *advice.run.manifest["warnings"]]
 
 
 def _surveyed(surveyed: Sequence[Surveyed]) -> str:

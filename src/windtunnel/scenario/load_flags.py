@@ -1,5 +1,6 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, isfinite, isinf
 from pathlib import Path
@@ -80,10 +81,16 @@ class Load:
     """Mean seconds between an answer and the session's next turn."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
+    max_request_tokens: int | None = None
+    """Longest request, prompt and output together: longer ones are cut, both in proportion."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
     """Play the trace this many times in a row."""
+    copies: int = 1
+    """Play the trace this many times at once, as users with the same habits would; copies share no text."""
+    max_shift: float = 0.0
+    """Most seconds by which each session of each copy, or lone request, is moved, earlier or later."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     """Draw arrivals at a rate that grows from the first request to the last."""
     ramp_up_start_rps: float | None = None
@@ -95,7 +102,8 @@ class Load:
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat"):
+        for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat",
+                     "copies"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: must be ≥ 1")
@@ -113,10 +121,12 @@ class Load:
             raise InputError(
                 f"trace={self.trace!r}: has its own lengths: leave out random_input_len and random_output_len"
             )
-        if self.is_random and (self.time_scale != 1.0 or self.repeat != 1):
+        if self.is_random and (self.time_scale != 1.0 or self.repeat != 1 or self.copies != 1 or self.max_shift):
             raise InputError(
-                "time_scale and repeat are for traces: use request_rate and num_prompts with random lengths"
+                "time_scale, repeat and copies are for traces: use request_rate and num_prompts with random lengths"
             )
+        if not (isfinite(self.max_shift) and self.max_shift >= 0):
+            raise InputError(f"max_shift={self.max_shift:g}: must be finite seconds ≥ 0")
         self._distribution()
         for name in OF_RANDOM:
             value, default = getattr(self, name), getattr(type(self), name)
@@ -159,6 +169,16 @@ class Load:
         """Whether lengths are drawn at random."""
         return self.random_input_len is not None or self.random_output_len is not None
 
+    def giving_way(self, words: Collection[str]) -> "Load":
+        """The load without its own source of requests, where other words name another one: a trace for random lengths,
+        or the other way round."""
+        if "trace" in words:
+            random = ("random_input_len", "random_output_len", *OF_RANDOM)
+            return replace(self, columns=(), **{name: getattr(Load, name) for name in random})
+        if self.trace is not None and {"random_input_len", "random_output_len"} & set(words):
+            return replace(self, trace=None, columns=())
+        return self
+
     @property
     def redraws(self) -> bool:
         """Whether the arrivals of a trace are replaced by drawn ones."""
@@ -174,7 +194,7 @@ class Load:
     @property
     def varies(self) -> bool:
         """Whether another seed gives other requests."""
-        return self.redraws or not self.from_file
+        return self.redraws or not self.from_file or self.max_shift > 0
 
     def for_trials(self, rate: float | None) -> "Load":
         """The load with as many requests as a trial at this rate needs, and with arrivals where it has none.
@@ -205,11 +225,13 @@ class Load:
     def workload(self, seed: int | None = None) -> "Workload":
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
-        from windtunnel.workload import with_lanes, with_recorded_answers, with_think_time_at_most
+        from windtunnel.workload import cut_to, with_lanes, with_recorded_answers, with_think_time_at_most
 
         found = self._random(seed) if self.is_random else self._trace(seed)
         if self.answers == "recorded":
             found = with_recorded_answers(found)
+        if self.max_request_tokens is not None:
+            found = cut_to(found, self.max_request_tokens)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes
@@ -271,9 +293,11 @@ class Load:
         return Lognormal(length, value) if name == "lognormal" else Zipf(value, 1, length)
 
     def _trace(self, seed: int) -> "Workload":
-        from windtunnel.workload import repeat, scale_time, with_concurrency
+        from windtunnel.workload import copies, repeat, scale_time, with_concurrency
 
         found = self._read(self.trace or TRACE, seed)
+        if self.copies > 1 or self.max_shift:
+            found = copies(found, self.copies, self.max_shift, seed)
         if self.repeat > 1:
             found = repeat(found, self.repeat)
         if self.time_scale != 1.0:

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.deployment import SLO
+from windtunnel.errors import InputError
 from windtunnel.files import require_folder, require_writable, write_whole
 
 if TYPE_CHECKING:
     from windtunnel.simulate.run import Run
 
 
+Format = Literal["scripts", "docker", "systemd", "kubernetes", "leaderworkerset", "llm-d", "kserve", "dynamo"]
+"""What files that start a deployment may be."""
 FOLDERS = ("launch", "planner_profile")
 """Outputs that are several files in a folder."""
 
@@ -30,23 +33,27 @@ class Outputs:
     prometheus: Path | None = None
     """Metrics by vLLM's names, in Prometheus' text format."""
     launch: Path | None = None
-    """Folder for the files that start the deployment: scripts for the nodes of each pool, the router before them, and
-    of prefill and decode pools a Dynamo deployment."""
+    """Folder for the files that start the deployment and the router before it."""
+    format: Format = "scripts"
+    """What the files of --launch are: shell scripts for nodes, Compose files, units, or manifests of a cluster."""
     planner_profile: Path | None = None
     """Folder for the profile that Dynamo's planner reads: times of prompts and of decode steps."""
 
     def check(self) -> None:
         """Raise InputError for a file that could not be written; before hours are spent on what goes in."""
+        require_launch(self.launch, self.format)
         for name, path in self.wanted().items():
             require_writable(name, path / "any" if name in FOLDERS else path)
 
     def write(self, run: "Run", slo: SLO) -> None:
         """Write every file that was asked for, each whole or not at all. Raises InputError if one cannot be written."""
         from windtunnel.report import FOLDERS as WRITERS
-        from windtunnel.report import TEXTS
+        from windtunnel.report import TEXTS, write_launch
 
         for name, path in self.wanted().items():
-            if name in FOLDERS:
+            if name == "launch":
+                write_launch(path, run, self.format)
+            elif name in FOLDERS:
                 WRITERS[name](path, run)
             else:
                 write_whole(path, TEXTS[name](run, slo))
@@ -54,7 +61,13 @@ class Outputs:
     def wanted(self) -> dict[str, Path]:
         """The files that were asked for, by name."""
         paths = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: path for name, path in paths.items() if path is not None}
+        return {name: path for name, path in paths.items() if isinstance(path, Path)}
+
+
+def require_launch(folder: Path | None, kind: Format) -> None:
+    """Raise InputError for a format of files that are not written."""
+    if folder is None and kind != "scripts":
+        raise InputError(f"format={kind}: is of the files of --launch: add --launch FOLDER")
 
 
 def check_directory(directory: Path | None) -> None:

@@ -100,7 +100,8 @@ def pieces_of(load: Load, seed: int) -> Iterable[Workload]:
     if load.is_random:
         return Drawn(load.arrivals(), load.lengths(), load.num_prompts or NUM_PROMPTS, seed, "random")
     trace = load.trace or TRACE
-    if load.from_file or load.num_prompts is None or load.repeat > 1 or load.time_scale != 1.0:
+    changed = load.repeat > 1 or load.copies > 1 or load.max_shift or load.time_scale != 1.0
+    if load.from_file or load.num_prompts is None or changed:
         return list(cut(load.workload(seed)))
     found = in_pieces(trace, load.num_prompts, seed)
     return Drawn(load.arrivals(), found.lengths, found.num_requests, seed, trace) if load.redraws else found

@@ -18,7 +18,7 @@ The file records neither server flags nor always the version. Three things are t
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -131,6 +131,8 @@ class Point:
     replicas: int = 1
     month: str = ""
     """Of the measurement, as 2026-01; empty where the row does not say."""
+    repeats: bool = False
+    """A row before it tells of the same measurement, perhaps under another name of the model."""
 
     @property
     def script(self) -> Script:
@@ -166,7 +168,7 @@ class Point:
     @property
     def scored(self) -> bool:
         """Counts in the errors."""
-        return True
+        return not self.repeats
 
     @property
     def rounds(self) -> int:
@@ -292,7 +294,19 @@ def read_points(path: Path | None = None) -> list[Served]:
         except (TypeError, ValueError) as error:
             raise InputError(f"{path}:{number}: {error}") from error
     likely = iter(with_likely_seats([point for point in points if isinstance(point, PoolsPoint)]))
-    return [next(likely) if isinstance(point, PoolsPoint) else point for point in points]
+    return _once([next(likely) if isinstance(point, PoolsPoint) else point for point in points])
+
+
+def _once(points: Iterable[Served]) -> list[Served]:
+    """The points, those that repeat a measurement of a server that prefills and decodes marked."""
+    found, known = list[Served](), set[tuple[Any, ...]]()
+    for point in points:
+        if isinstance(point, Point):
+            same = (point.backend, point.system, point.isl, point.osl, point.concurrency, point.ttft, point.tpot)
+            point = replace(point, repeats=same in known)  # noqa: PLW2901 - it takes its own place
+            known.add(same)
+        found.append(point)
+    return found
 
 
 def _point(row: Mapping[str, str]) -> Served:

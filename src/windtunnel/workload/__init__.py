@@ -22,6 +22,8 @@ from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
+    copies,
+    cut_to,
     head,
     repeat,
     scale_time,
@@ -56,6 +58,8 @@ __all__ = [
     "at_rate",
     "builtin",
     "builtin_names",
+    "copies",
+    "cut_to",
     "describe",
     "generate",
     "head",

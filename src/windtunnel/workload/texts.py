@@ -182,6 +182,33 @@ def tree(begins: Begins) -> Begins:
     return np.array(above, np.int64), np.array(tokens, np.int64)
 
 
+def from_earlier(begins: Begins, prompt_tokens: Integers, output_tokens: Integers) -> Begins:
+    """The same, each with the earliest of the rows before it that shares most with it; as it is where a prompt begins
+    with the answer of a row behind it, which only that row has."""
+    others, tokens = begins
+    behind = others >= np.arange(len(others))
+    if not behind.any() or (behind & (tokens > prompt_tokens[others])).any():
+        return begins
+    above, counts, prompts = others.tolist(), tokens.tolist(), prompt_tokens.tolist()
+    full = (prompt_tokens + output_tokens).tolist()
+    covered: dict[int, tuple[int, int]] = {}  # text → (tokens of it, row): most of it that one of the rows before has
+    found, shared = np.full(len(above), -1, np.int64), np.zeros(len(above), np.int64)
+    for row, prompt in enumerate(prompts):
+        owner, upto, has, best = row, prompt, full[row], (0, -1)
+        while owner >= 0:
+            most, holder = covered.get(owner, (0, -1))
+            if min(most, upto) > best[0]:
+                best = min(most, upto), holder
+            if has > most:
+                covered[owner] = has, row
+            if most >= min(upto, counts[owner]) > 0:
+                break  # who has that has all above it, too
+            owner, upto = above[owner], min(upto, counts[owner])
+            has = upto
+        shared[row], found[row] = best
+    return found, shared
+
+
 def without_answers(begins: Begins, prompt_tokens: Integers) -> Begins:
     """Beginnings as far as the other's prompt: what the server answers never comes back."""
     others, tokens = begins

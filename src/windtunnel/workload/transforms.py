@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from windtunnel.errors import InputError
 from windtunnel.workload import graph, texts
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.graph import Edges
 from windtunnel.workload.rules import Integers
-from windtunnel.workload.synthetic import check_count
+from windtunnel.workload.synthetic import check_count, stream
 from windtunnel.workload.texts import Begins
 
 
@@ -41,6 +42,36 @@ def at_rate(workload: Workload, request_rate: float) -> Workload:
     return scale_time(workload, workload.request_rate / request_rate)
 
 
+def cut_to(workload: Workload, most: int) -> Workload:
+    """Requests of more than ``most`` tokens cut to it, prompt and output in proportion, at least one token each.
+
+    As Vidur's ``max_tokens`` does with a trace of lengths (trace_request_length_generator.py): both give up their share
+    of what is too much, rounded up. A note says how many were cut. Raises InputError below 2 tokens, and where prompts
+    share text, which would no longer be the same.
+    """
+    if most < 2:
+        raise InputError(f"max_request_tokens={most}: must be ≥ 2, one token of prompt and one of output")
+    if workload.begins is not None or workload.hash_ids is not None:
+        raise InputError("max_request_tokens: prompts of this load share text, and cut ones would not: leave it out")
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    total = prompt + output
+    excess = np.maximum(total - most, 0)
+    shorter = [np.maximum(tokens - -(-excess * tokens // total), 1) for tokens in (prompt, output)]
+    cut = int(np.count_nonzero(excess))
+    if not cut:
+        return workload
+    declared = np.maximum(np.minimum(workload.max_tokens, most - shorter[0]), shorter[1])
+    limits = np.where(excess > 0, declared, workload.max_tokens)
+    note = f"{cut:,} of {len(workload):,} requests are cut to {most:,} tokens"
+    return replace(
+        workload,
+        prompt_tokens=shorter[0],
+        output_tokens=shorter[1],
+        max_tokens=limits,
+        notes=(*workload.notes, note),
+    )
+
+
 def repeat(workload: Workload, times: int) -> Workload:
     """The workload ``times`` times back to back, one mean gap between the copies, so that the rate stays.
 
@@ -54,10 +85,39 @@ def repeat(workload: Workload, times: int) -> Workload:
         return workload
     rate = workload.request_rate
     period = workload.duration + (1 / rate if math.isfinite(rate) else 0.0)
-    copy = np.repeat(np.arange(times), len(workload))
+    return _copied(workload, np.arange(times)[:, None] * period, times)
+
+
+def copies(workload: Workload, times: int, max_shift: float = 0.0, seed: int = 0) -> Workload:
+    """The workload ``times`` times at once, as that many users with the same habits would ask: the rate is ``times``
+    that of one.
+
+    Each session of each copy, and each request that belongs to none, is moved by up to ``max_shift`` seconds, earlier
+    or later, but not beyond the ends of the trace. Copies share no prefix. Raises InputError for less than one copy
+    and for a shift that is no time.
+    """
+    if times < 1:
+        raise InputError(f"copies={times}: must be ≥ 1")
+    if not (math.isfinite(max_shift) and max_shift >= 0):
+        raise InputError(f"max_shift={max_shift:g}: must be finite seconds ≥ 0")
+    check_count(f"copies={times}: number of requests", times * len(workload))
+    if times == 1 and not max_shift:
+        return workload
+    drawn = stream(seed, "copies").uniform(-max_shift, max_shift, (times, len(workload)))[:, _first_turns(workload)]
+    arrival = workload.arrival
+    room = np.minimum(arrival - np.nanmin(arrival), np.nanmax(arrival) - arrival)
+    found = _copied(workload, np.clip(drawn, -room, room), times)
+    if found.begins is None:
+        return found
+    return replace(found, begins=texts.from_earlier(found.begins, found.prompt_tokens, found.output_tokens))
+
+
+def _copied(workload: Workload, later: npt.NDArray[Any], times: int) -> Workload:
+    """So many copies, whose rows come this much later: [times, rows], or [times, 1] for all rows of a copy."""
     order = texts.earlier_first(workload.texts, workload.waits)
+    later = np.broadcast_to(later, (times, len(workload)))[:, order].ravel()
     columns: dict[str, Any] = {name: np.tile(column[order], times) for name, column in workload.columns().items()}
-    columns["arrival"] += copy * period
+    columns["arrival"] += later
     members = columns["session"][: len(workload)] >= 0
     columns["session"][np.tile(members, times)] = _numbered_on(columns["session"][: len(workload)][members], times)
     return Workload.from_columns(
@@ -68,6 +128,7 @@ def repeat(workload: Workload, times: int) -> Workload:
         max_concurrency=workload.max_concurrency,
         name=workload.name,
         notes=workload.notes,
+        sort=True,
     )
 
 

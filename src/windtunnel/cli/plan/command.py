@@ -1,5 +1,6 @@
 """plan: the cheapest deployment that keeps the limits."""
 
+import json
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
 from windtunnel.scenario.load_flags import require_seeds
+from windtunnel.scenario.output_files import Format, require_launch
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Deployment
@@ -50,8 +52,11 @@ class Wanted:
 
     target_request_rate: float | None = None
     """Requests per second to serve; the objective is then cost, and the number of replicas is found."""
-    objective: Literal["auto", "qps-per-dollar", "qps-per-gpu", "cost", "gpus", "energy"] = "auto"
-    """What is compared: the capacity per dollar or GPU, cost or GPUs for a rate, energy per output token at capacity.
+    objective: Literal[
+        "auto", "qps-per-dollar", "qps-per-gpu", "cost", "gpus", "energy", "goodput-per-gpu", "goodput-per-dollar"
+    ] = "auto"
+    """What is compared: the capacity per dollar or GPU, cost or GPUs for a rate, energy per output token at capacity;
+    goodput: output tokens of good requests as the load comes, with --attainment as the least share of them, if given.
     Auto: cost with a target rate, else qps-per-dollar. Without a target rate, cost and gpus are for the
     trace's own rate."""
     top: int = 5
@@ -84,7 +89,7 @@ class Wanted:
         require_seeds(self.seeds)
         if self.time_limit is not None and not self.time_limit > 0:
             raise InputError(f"time_limit={self.time_limit:g}: must be seconds > 0")
-        if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
+        if self.target_request_rate is not None and self.objective not in ("auto", "cost", "gpus"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
         if self.weights and len(self.weights) != len(self.load):
             count = len(self.load)
@@ -98,10 +103,18 @@ class Wanted:
         rated = any("@" in text for text in self.load)
         return self.target_request_rate is not None or self.objective in ("cost", "gpus") or rated
 
+    @property
+    def of_goodput(self) -> bool:
+        """Whether the load's own arrivals are kept, and good tokens counted."""
+        return self.objective.startswith("goodput")
+
     def goal(self, space: "AnySpace", workload: "Workload") -> "Objective":
         """The objective. Raises InputError where it contradicts the space or the load."""
+        from windtunnel.plan.goodput.objective import Goodput
         from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
 
+        if self.of_goodput:
+            return Goodput(space.constraints, self.objective == "goodput-per-dollar")
         if self.objective == "energy":
             return EnergyPerToken()
         if self.objective == "qps-per-gpu":
@@ -128,8 +141,12 @@ class Kept:
     """Name of this search in the store."""
     report: Annotated[Path | None, Parameter(alias="--html")] = None
     """HTML page with Pareto plot, limits to play with and bottlenecks, in one file that needs no network."""
+    certificate: Path | None = None
+    """JSON file that says of every configuration by which rule it cannot be better, to be checked without a search."""
     launch: Path | None = None
-    """Folder for the files that start the winner: a script for each node, and the router before them."""
+    """Folder for the files that start the winner, and the router before it."""
+    format: Format = "scripts"
+    """What the files of --launch are: shell scripts for nodes, Compose files, units, or manifests of a cluster."""
 
     def write(
         self,
@@ -141,23 +158,31 @@ class Kept:
         risky: "Riskier | None" = None,
     ) -> None:
         """The files that were asked for. Raises InputError for one that cannot be written."""
+        from windtunnel.plan.answer.certificate import certificate
         from windtunnel.plan.objective import purchase_of
-        from windtunnel.report.launch_files import write_launch_files
+        from windtunnel.report.manifests.formats import write_manifests
+        from windtunnel.report.manifests.servers import Node
         from windtunnel.report.plan import plan_page
 
+        if self.certificate is not None:
+            write_whole(self.certificate, [json.dumps(certificate(answer), indent=1, allow_nan=False) + "\n"])
         if self.report is not None:
             write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky)])
         if self.launch is not None and advice is not None:
-            per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
+            devices = [pool.device for pool in advice.deployment.pools]
+            nodes = [Node(device.name, device.vendor, device.gpus_per_node) for device in devices]
             bought = purchase_of(answer.objective).bought(advice.deployment)
-            write_launch_files(self.launch, bought.spec(), per_node)
+            write_manifests(self.launch, bought.spec(), nodes, self.format)
 
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
         if self.report is not None:
             require_writable("report", self.report)
+        if self.certificate is not None:
+            require_writable("certificate", self.certificate)
         if self.launch is not None:
             require_writable("launch", self.launch / "node.sh")
+        require_launch(self.launch, self.format)
 
     def opened(self) -> "Store":
         """The store. One that nobody has named and that cannot be written is done without, with a warning."""
@@ -448,13 +473,14 @@ def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace",
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
     """What every candidate is asked."""
     from windtunnel.deployment.slo import ATTAINMENT
+    from windtunnel.plan.goodput.objective import NO_MINIMUM
     from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
     return Question(
         load.workload(),
         slo=goals.limits(),
-        attainment=ATTAINMENT if goals.attainment is None else goals.attainment,
+        attainment=goals.attainment or (NO_MINIMUM if wanted.of_goodput else ATTAINMENT),
         tolerance=wanted.tolerance,
         perf=perf,
         overheads=overheads_of(calibration),

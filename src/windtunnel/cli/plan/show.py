@@ -139,8 +139,7 @@ def show_plan(
         parts += [facts_grid(_details(answer, advice)), _counts(answer)]
     pools, handover = advice.run.manifest["pools"], advice.run.manifest["deployment"].get("handover")
     more = _other_loads(what_ifs, verbose) if what_ifs else []
-    notes = [*([advice.band.known_bad] if advice.band.known_bad else []), *advice.run.manifest["warnings"]]
-    told = [remark for remark in remarks(notes) if verbose or remark.style != "dim"]
+    told = [remark for remark in remarks(advice.notes) if verbose or remark.style != "dim"]
     show(*parts, *more, "Start each replica:", *(serve_line(pool, handover) for pool in pools), *told)
 
 

@@ -22,6 +22,7 @@ from windtunnel.deployment import Pool, preset, stage_pools
 from windtunnel.deployment.engine import GATHERED
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.database import find_systems, own_systems
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
@@ -31,6 +32,7 @@ from windtunnel.perf.tabulate.micro_batches import overlap
 from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
+from windtunnel.perf.user_kernels import databases
 
 Ask = Callable[[int], KernelTimes]
 """Times with so many tokens for each request."""
@@ -259,6 +261,14 @@ def _of_amd(pool: Pool) -> str:
     )
 
 
+def own_database() -> tuple[str, ...]:
+    """What to know where the user's own kernel database answers."""
+    if find_systems() != own_systems():
+        return ()
+    newest = databases()[0]
+    return (f"kernel times are your own database's, newest {newest.words}; the ranges are the installed package's",)
+
+
 def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
     if predictor.perfect:
         return (
@@ -276,4 +286,4 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
         )
         first = f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; {how}"
         return (first, *([_of_amd(pool)] if pool.device.vendor == "AMD" else []))
-    return predictor.measured.notes
+    return (*own_database(), *predictor.measured.notes)

@@ -9,6 +9,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.deployment.slo import goal_words
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
+from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
 from windtunnel.plan.objective import AS_SERVED, LeastForRate, Purchase, RatePerDollar, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
@@ -121,6 +122,10 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
         met = f"at {rate:.4g} requests/s of {load}" if loads == 1 else f"under each of {loads} loads"
         return f"Buy {bought}: meets the goal {met} {holds}{failing}."
+    if isinstance(answer.objective, Goodput) and entry.held is not None:
+        good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
+        best = f"{value:,.4g} {answer.objective.unit}"
+        return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
@@ -151,4 +156,6 @@ def unfinished(answer: SearchResult) -> str | None:
 
 def goal(question: Question) -> str:
     """``90 % of requests with ttft ≤ 500 ms and tpot ≤ 50 ms``."""
+    if question.attainment == NO_MINIMUM:
+        return goal_words(question.slo, 1.0).replace("100 % of requests", "as many requests as pay,")
     return goal_words(question.slo, question.attainment) or "the queue does not grow"

@@ -10,6 +10,7 @@ import numpy as np
 from windtunnel.metrics import Interval, clean, request_metrics, spread
 from windtunnel.metrics.handed import parts_in_order
 from windtunnel.plan.capacity import capacity, capacity_draws
+from windtunnel.plan.goodput.objective import Goodput
 from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
@@ -94,7 +95,8 @@ def separate_or_together(
     values = [answer.best.promise if answer.best else -math.inf for answer in (separate, together)]
     stage, evidence = binding_stage(separate)
     interval = None
-    if math.isfinite(sum(values)) and workloads is not None and len(seeds) > 1:
+    given = isinstance(separate.objective, Goodput)
+    if not given and math.isfinite(sum(values)) and workloads is not None and len(seeds) > 1:
         interval = _interval(separate, together, workloads, seeds)
     return Verdict(_ratio(separate, *values), interval, stage, evidence)
 
@@ -131,6 +133,8 @@ def binding_stage(answer: SearchResult) -> tuple[str | None, str]:
     if answer.best is None:
         return None, "no separate deployment keeps the limits"
     deployment, _ = answer.measured(answer.best)
+    if isinstance(answer.objective, Goodput):
+        return None, "the load has its own arrivals, and no higher rate was tried"
     missed = capacity(deployment, answer.question).missed
     if missed is None or math.isinf(missed.rate):
         return None, "the load is too short to fill it"

@@ -1,0 +1,53 @@
+"""An independent reader of certificates: arithmetic on the document and on the load's rows, and nothing of ours."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def wrong(document: Document, arrivals: Sequence[float] = (), outputs: Sequence[int] = ()) -> list[str]:
+    """What a certificate does not prove; empty where it proves that nothing is better than its best.
+
+    With the rows of the load, what it says of it is counted again.
+    """
+    best, rows = document["best"], document["candidates"]
+    found = [f"{document['undecided']} undecided"] if document["undecided"] else []
+    if len({row["candidate"] for row in rows}) != len(rows):
+        found.append("a candidate stands twice")
+    if len(rows) + sum(document["cannot_run"].values()) != document["points"]:
+        found.append("not every point is named")
+    if best is None:
+        return found + [f"{row['candidate']}: could score" for row in rows if row["at_most"] is not None]
+    (own,) = (row for row in rows if row["candidate"] == best["candidate"])
+    if own["at_most"] != best["score"] or own["rule"] != "simulated":
+        found.append("the best is not what its candidate was simulated to do")
+    if len(arrivals):
+        load = document["loads"][0]
+        if load["output_tokens"] != sum(outputs) or load["seconds"] != max(arrivals) - min(arrivals):
+            found.append("the load is another")
+    for row in rows:
+        place = (best["score"], -best["candidate"])
+        if row["at_most"] is not None and (row["at_most"], -row["candidate"]) > place:
+            found.append(f"{row['candidate']}: may be better")
+        if "replicas" in row:
+            found += [f"{row['candidate']}: {text}" for text in _replicas(document, row, best["score"])]
+    return found
+
+
+def _replicas(document: Document, row: Mapping[str, Any], best: float) -> list[str]:
+    """What is wrong with the numbers of replicas of one candidate: each must be closed, those beyond by the load."""
+    offered = min(load["output_tokens"] / load["seconds"] for load in document["loads"])
+    found, due = [], row["fewest"]
+    for count, rule, score in row["replicas"]:
+        if count != due:
+            found.append(f"{due} replicas are left out")
+        due = count + 1
+        asked = offered / (count * row["weight"])
+        if rule == "offered" and abs(score - asked) > 1e-9 * asked:
+            found.append(f"{count} replicas: the load asks for {asked}, not {score}")
+        if score is not None and score > min(asked, best) * (1 + 1e-12):
+            found.append(f"{count} replicas score more than the load asks for, or than the best")
+    if due <= row["most"] and offered / (due * row["weight"]) > best * (1 + 1e-12):
+        found.append(f"{due} replicas and more are left out")
+    return found
