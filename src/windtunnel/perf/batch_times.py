@@ -115,15 +115,22 @@ class BatchTimes:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value * factor for name, value in values.items() if _holds_seconds(value)})
 
-    def of_steps(self, drafts: int, accepted: float, ranks: int) -> "BatchTimes":
+    def of_steps(self, drafts: int, accepted: float, ranks: int, share: float) -> "BatchTimes":
         """Of tables that hold the time of a step with drafts over the ``accepted`` tokens that it yields, the time of
-        the step; ``ranks``: that step together."""
+        the step; ``ranks``: that step together; ``share``: of the drafter in the layers.
+
+        Those of batches with prefill chunks hold no drafter: its first pass goes over all tokens, further ones over
+        those of the requests, for which it reads its weights.
+        """
         names = ("decode_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
         experts, small = self.expert_tokens, np.arange(len(self.expert_tokens)) <= ranks * self.graph_tokens
         return replace(
             self,
             **{name: getattr(self, name) * accepted for name in names},
-            expert_tokens=np.where(small, experts * accepted, experts),
+            mixed_tokens=self.mixed_tokens * (1.0 + share) + (drafts - 1) * share * self.mixed_tokens[1],
+            prefill_attention=self.prefill_attention * (1.0 + share),
+            prefill_base=self.prefill_base * (1.0 + share),
+            expert_tokens=np.where(small, experts * accepted, experts * (1.0 + share)),
             decode_width=1 + drafts,
         )
 

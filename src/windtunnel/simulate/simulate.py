@@ -23,7 +23,7 @@ from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
-from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated, draft_share
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
 from windtunnel.policy.tiers import Tier
@@ -202,8 +202,8 @@ def step_by_step(
     found = []
     for pool, policy, table in zip(pools, chosen, tables, strict=True):
         ranks = pool.engine.data_parallel_size if pool.lockstep else 1
-        drafts, accepted = policy.drafts, pool.engine.acceptance_length or 1.0
-        found.append(table.of_steps(drafts.num_speculative_tokens, accepted, ranks) if drafts else table)
+        of_step = (pool.engine.num_speculative_tokens, pool.engine.acceptance_length or 1.0, ranks, draft_share(pool))
+        found.append(table.of_steps(*of_step) if policy.drafts else table)
     return chosen, found
 
 

@@ -84,8 +84,13 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         ranks=engine.data_parallel_size if pool.lockstep else 1,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,
-        draft_share=len(pool.model.draft_layers) / pool.model.num_layers,
+        draft_share=draft_share(pool),
     )
+
+
+def draft_share(pool: Pool) -> float:
+    """A draft layer's share of the model's layers."""
+    return len(pool.model.draft_layers) / pool.model.num_layers
 
 
 def octave_knots(last: int, step: int) -> Integers:
@@ -122,15 +127,15 @@ class Tabulated:
     were asked beyond the data, or on a device that has none. Neither holds host work.
     Empty where unknown."""
 
-    def of_steps(self, drafts: int, accepted: float, ranks: int) -> "Tabulated":
+    def of_steps(self, drafts: int, accepted: float, ranks: int, share: float) -> "Tabulated":
         """See ``BatchTimes.of_steps``."""
 
         def each(found: dict[str, BatchTimes]) -> dict[str, BatchTimes]:
-            return {name: table.of_steps(drafts, accepted, ranks) for name, table in found.items()}
+            return {name: table.of_steps(drafts, accepted, ranks, share) for name, table in found.items()}
 
         return replace(
             self,
-            times=self.times.of_steps(drafts, accepted, ranks),
+            times=self.times.of_steps(drafts, accepted, ranks, share),
             sources=each(self.sources),
             groups=each(self.groups),
             doubts=each(self.doubts),
