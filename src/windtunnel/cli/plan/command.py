@@ -252,7 +252,7 @@ def plan(
     spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
     if len(spaces) > 1 and disaggregation.pools == "both":
         raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
-    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed)]
+    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed, question, wanted.target_request_rate)]
     asked = [asked_of(load, fixed, kind, question, wanted) for kind in kinds]
     found, verdict, models = _answer(asked, wanted, cluster, kept, compare=disaggregation.pools == "both")
     return _finish(found, verdict, models, kept, judged(line, found.answer), as_json, verbose)
