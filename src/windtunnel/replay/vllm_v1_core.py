@@ -189,10 +189,11 @@ class Drafting(Core):
 
     def _parts(self, running: dict[int, int]) -> list[Part]:
         """What the step computes, in order of admission."""
-        who, tokens = self.lane.seats[[WHO, NOW], : self.lane.lane["top"]]
+        who, now = self.lane.seats[[WHO, NOW], : self.lane.lane["top"]]
         left = {int(self.lane.columns[r]["sequence"]): r for r in self.victims}
-        parts = [(n, Part(self.ranks[left[n]], *row, False)) for n, *row in self.stepper.chunks() if n in left]
-        for r, count in zip(who.tolist(), tokens.tolist(), strict=True):
+        chunks = [chunk for chunk in self.stepper.chunks() if chunk[0] in left]
+        parts = [(n, Part(self.ranks[left[n]], tokens, context, False)) for n, tokens, context in chunks]
+        for r, count in zip(who.tolist(), now.tolist(), strict=True):
             if r in running and count:
                 row = self.lane.columns[r]
                 start, known = int(row["context"]), int(row["prompt"] + row["generated"])

@@ -32,7 +32,8 @@ def cases(draw: st.DrawFn) -> Case:
     drafts = Drafts(most, draw(st.sampled_from(methods)), rates)
     limits = replace(case.limits, max_num_batched_tokens=case.limits.max_num_batched_tokens + 8)
     policy = replace(case.policy, drafts=drafts, return_victim_tokens=True)
-    times = draw(st.sampled_from([equality._integer_times, equality._linear_times]))(limits, case.lanes, None)
+    kind = draw(st.sampled_from([equality._integer_times, equality._linear_times]))
+    times = kind(limits, case.lanes, np.random.default_rng())
     if policy.async_scheduling:  # what is in the cache beside wrong drafts is the core's to know
         times = equality._linear(limits, case.lanes, 0.5, 0.01, 0.0, 0.0)
     return replace(case, limits=limits, policy=policy, times=replace(times, decode_width=1 + most))

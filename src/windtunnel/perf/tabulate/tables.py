@@ -167,8 +167,9 @@ class Sums:
         ax = self.axes
         none = np.zeros(ax.max_num_seqs + 1)
         shapes = part_shapes(ax)
+        tables: dict[str, Any] = {part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS}
         return BatchTimes(
-            **{part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS},
+            **tables,
             host_overlapped=none if overlapped is None else overlapped,
             host_serial=none if serial is None else serial,
             context_knots=ax.context_knots,
