@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.deployment import SLO
     from windtunnel.metrics import Interval, Summary
     from windtunnel.metrics.pools import PoolUsage
+    from windtunnel.metrics.requests import Verdict
     from windtunnel.scenario import Scenario
 
 LATENCIES = {
@@ -48,7 +49,8 @@ def show_run(
     around, intervals = manifest.get("bands"), spread(documents)
     result = results[0]
     parts: list[Table | str] = [_title(manifest)]
-    parts += _verdict(result, intervals, around, slo, attainment or ATTAINMENT, default_goal)
+    parts += verdict_lines(result.verdicts, intervals, around, slo, attainment or ATTAINMENT, default_goal)
+    parts += _assumed(manifest)
     parts.append(_latencies(results, intervals, around, verbose))
     if len(result.pools) > 1:
         parts.append(_pools_table(result.pools))
@@ -71,8 +73,8 @@ def _title(manifest: Mapping[str, Any]) -> str:
     return wrapped(text)
 
 
-def _verdict(
-    result: "Summary",
+def verdict_lines(
+    verdicts: Sequence["Verdict"],
     intervals: Mapping[str, "Interval"],
     around: Mapping[str, Any] | None,
     slo: "SLO | None",
@@ -82,7 +84,7 @@ def _verdict(
     """Whether the goal is met, in a sentence, and what to expect on a real server."""
     if not slo:
         return []
-    missed = [f"{one.name} is {_time(one.value)} (limit {_time(one.limit)})" for one in result.verdicts if not one.met]
+    missed = [f"{one.name} is {_time(one.value)} (limit {_time(one.limit)})" for one in verdicts if not one.met]
     found = intervals["attainment"].mean
     below = bool(slo.limits) and not found >= wanted
     sentences = []
@@ -92,7 +94,7 @@ def _verdict(
         sentences.append(f"{_percent(found)} of requests meet {limits} ({whose} {100 * wanted:g} %)")
     sentences += missed
     if not missed and slo.percentiles:
-        sentences += [f"{one.name} {_time(one.value)} (limit {_time(one.limit)})" for one in result.verdicts]
+        sentences += [f"{one.name} {_time(one.value)} (limit {_time(one.limit)})" for one in verdicts]
     mark = "✗ GOAL MISSED" if missed or below else "✓ GOAL MET"
     lines = [wrapped(f"{mark}  {'; '.join(sentences)}")]
     expected = (around or {}).get("attainment")
@@ -105,6 +107,16 @@ def _verdict(
     if more:
         lines.append(f"{' ' * (len(mark) + 2)}{' '.join(more)}")
     return lines
+
+
+def _assumed(manifest: Mapping[str, Any]) -> list[str]:
+    """How much depends on what prompts are assumed to share."""
+    other = manifest.get("nothing_shared")
+    if other is None:
+        return []
+    good, first = _percent(other["attainment"]), _time(other["ttft"]["p50"])
+    would = f"{good} would meet it, with" if other["attainment"] is not None else ""
+    return [wrapped(f"Cached prompts are an assumption: with none {would} a median TTFT of {first}.")]
 
 
 def _largest_miss(intervals: Mapping[str, "Interval"], slo: "SLO") -> str:

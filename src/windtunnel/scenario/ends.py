@@ -56,7 +56,7 @@ def with_ends(
     def end(place: int) -> "End":
         steps, first = (around.doubt.factors(name, 0.9)[place] for name in ("steps", "first_token"))
         run = simulate(*simulated, tables=[table.scaled(steps) for table in tables], overheads=overheads)
-        return end_of(run, (steps, first), slo, exclude_warmup=exclude_warmup)
+        return end_of(run, (steps, first), slo, exclude_warmup=exclude_warmup, whole=False)
 
     bound = found("roofline", "with perfect kernels", perfect)
     most = found("capacity", "all requests at once", lambda: capacity(*simulated, tables, overheads))
@@ -64,6 +64,19 @@ def with_ends(
     ends = found("unchanged rate", "faster and slower steps", lambda: (end(0), end(1))) if wanted else None
     kept = around.unchanged_rate and ends is not None
     return replace(around, perfect=bound, capacity=most, ends=ends, unchanged_rate=kept, not_found=not_found)
+
+
+def nothing_shared(scenario: Scenario, *, exclude_warmup: bool = False) -> dict[str, Any] | None:
+    """What ``goal_json`` says of the load if its prompts share nothing, where what they share is an assumption."""
+    from windtunnel.metrics.summary import goal_json
+    from windtunnel.simulate.simulate import simulate
+
+    if not scenario.load.assumes:
+        return None
+    load = scenario.load.with_nothing_assumed()
+    deployment, overheads = scenario.deployment(), scenario.overheads()
+    run = simulate(deployment, load.workload(), load.seed, perf=scenario.server.perf, overheads=overheads)
+    return goal_json(run, scenario.goals.limits(), exclude_warmup=exclude_warmup)
 
 
 def in_document(found: "Bands") -> dict[str, object]:
