@@ -87,9 +87,8 @@ def simulate(
     """
     router = find_router(deployment.router)
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
-    if tables is None:
-        tables = batch_times(deployment, perf, cache, corrections)
-    named, tables = step_by_step(deployment.pools, named, tables)
+    known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
+    named, tables = step_by_step(deployment.pools, named, known)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
