@@ -73,7 +73,7 @@ class Pool:
     @property
     def drafts(self) -> Drafts | None:
         """Speculation that is simulated step by step, as vLLM's v1 scheduler has it in pools that serve whole requests
-        and keep no KV elsewhere; None: there is none, or its steps are taken in the mean."""
+        and keep no KV elsewhere; None: there is none, or its steps are means."""
         engine, length = self.engine, self.engine.acceptance_length
         if not engine.num_speculative_tokens or length is None or self.role != "mixed" or self.stores:
             return None

@@ -205,8 +205,8 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
 
 def streamed(run: Run) -> float:
     """Gaps between the events that the client gets, in gaps of the log, of the servers that decode. An event has the
-    tokens of a step with drafts: these are one gap where such steps are simulated, else as many as they are in the
-    mean."""
+    tokens of a step with drafts: these are one gap where such steps are simulated, else as many as they are on
+    average."""
     found = [1.0]
     for pool, times in zip(run.manifest.get("deployment", {}).get("pools", ()), run.times, strict=False):
         engine = pool.get("engine", {})
