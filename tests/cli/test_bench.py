@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.cli import DONE, WRONG, main
+from windtunnel.cli.bench import MISSED
+from windtunnel.scenario.matrix import found_file, read_matrix
 
 FILE = """
 model: Qwen/Qwen3-0.6B
@@ -115,3 +117,33 @@ def of_session(session: int) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def test_a_bench_of_capacities_says_what_it_found(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "fast.yaml"
+    path.write_text(
+        "{model: Qwen/Qwen3-0.6B, perf: roofline, max_model_len: 2048, capacity: true, num_prompts: 60,"
+        " random_input_len: 200, random_output_len: 20, request_rate: 1, matrix: {goal: {easy: {goodput: ttft:500},"
+        " never: {goodput: ttft:0.01}}, device: [l40s, h100]}}"
+    )
+    assert main(["bench", str(path), "--workers", "1"]) == MISSED  # nothing keeps the second goal
+    out = " ".join(capsys.readouterr().out.split())
+    rows = {(row["goal"], row["device"]): row for row in pq.read_table(tmp_path / "fast" / "bench.parquet").to_pylist()}
+    assert rows["easy", "h100"]["capacity"] > rows["easy", "l40s"]["capacity"] > 1
+    assert rows["easy", "h100"]["attainment"] >= 0.9
+    assert rows["never", "h100"]["capacity"] == 0
+    assert "device, of the best one's capacity where both keep the limits: h100 100 %" in out
+    assert "most easy h100" in (tmp_path / "fast" / "bench.html").read_text()
+
+
+def test_the_suite_is_shipped() -> None:
+    matrix = read_matrix(found_file(Path("suite")))
+    assert matrix.capacity and len(matrix.cases) == 120
+    assert not [case.refusal for case in matrix.cases if case.refusal]
+    assert matrix.axes == ("load", "server", "device")
+
+
+def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suite").write_text("")
+    assert found_file(Path("suite")) == Path("suite")

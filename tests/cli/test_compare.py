@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from windtunnel.cli import DONE, WRONG, main
-from windtunnel.cli.compare import MISSED
+from windtunnel.cli.compare import MISSED, loads
+from windtunnel.scenario import Load, Scenario
 
 QUICK = ("compare", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 
@@ -65,11 +67,20 @@ def test_variants_under_several_loads(capsys: Capture, tmp_path: Path) -> None:
         assert text in table
     assert page.read_text(encoding="utf-8").count("windtunnel comparison") == 3
     assert main([*words, "--json"]) == DONE
-    loads = json.loads(capsys.readouterr().out)["loads"]
-    assert len(loads) == 3
+    found = json.loads(capsys.readouterr().out)["loads"]
+    assert len(found) == 3
     alone = [*QUICK[:-1], "40", "--seeds", "2", "--with", "max_num_seqs=2", "--json"]
     assert main(alone) == DONE
-    assert json.loads(capsys.readouterr().out) == loads[1]  # as if it were compared alone
+    assert json.loads(capsys.readouterr().out) == found[1]  # as if it were compared alone
+
+
+def test_another_load_takes_the_place_of_its_source() -> None:
+    random = Scenario(load=Load(random_input_len=100, random_output_len=10, random_range_ratio=0.5, request_rate=5.0))
+    (_, trace, longer) = loads(random, ("trace=azure-code", "random_input_len=200"))
+    assert trace.load == Load(trace="azure-code", request_rate=5.0)
+    assert longer.load == replace(random.load, random_input_len=200)
+    (_, drawn) = loads(trace, ("random_input_len=100",))
+    assert drawn.load == Load(random_input_len=100, request_rate=5.0)
 
 
 def test_a_missed_goal_is_the_exit_code() -> None:

@@ -11,6 +11,7 @@ from kernel_tables import gemm_rows, write_table
 from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.perf.database import find_systems, open_database, own_systems
+from windtunnel.perf.tabulate.grid import own_database
 from windtunnel.perf.user_kernels import Kernels, add, databases, remove, source_of
 
 GEMM = "h100_sxm/gemm/vllm"
@@ -90,6 +91,20 @@ def test_the_packages_database_answers_again(installed: Path, tmp_path: Path) ->
     assert len(remove()) == 2
     assert find_systems() == installed
     assert databases() == remove() == []
+
+
+def test_a_database_whose_list_is_lost_can_be_left(installed: Path, tmp_path: Path) -> None:
+    add(wheel(tmp_path / "new", "0.13.0", "0.31.0"))
+    assert own_database() == (
+        "kernel times are your own database's, newest sim 0.13.0 of 2026-10-27 (Apache-2.0); the ranges are the "
+        "installed package's",
+    )
+    (own_systems() / "kernels.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="use windtunnel kernels remove"):
+        databases()
+    assert remove() == []
+    assert find_systems() == installed
+    assert own_database() == ()
 
 
 def test_a_folder_of_nobodys_package_is_named_by_its_folder(installed: Path, tmp_path: Path) -> None:  # noqa: ARG001

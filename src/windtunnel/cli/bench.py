@@ -37,7 +37,8 @@ def bench(
     Parameters
     ----------
     file
-        YAML or TOML; docs/bench.md says what it may hold.
+        YAML or TOML; docs/bench.md says what it may hold. suite: the one that is shipped, of usual loads, schedulers,
+        engines and devices, each at its capacity.
     output
         Folder for results; without it that of the file's name without its ending, next to the file.
     workers
@@ -49,9 +50,9 @@ def bench(
     from windtunnel.report.bench import bench_page
     from windtunnel.scenario.bench import bench as simulate_all
     from windtunnel.scenario.bench import require_bench_folder
-    from windtunnel.scenario.matrix import read_matrix
+    from windtunnel.scenario.matrix import found_file, read_matrix
 
-    matrix = read_matrix(file)
+    matrix = read_matrix(found_file(file))
     folder = file.with_suffix("") if output is None else output
     require_bench_folder(folder)
     for name in (PAGE, TABLE):
@@ -131,8 +132,8 @@ def _document(matrix: "Matrix", rows: "Sequence[Row]") -> dict[str, object]:
 
 
 def _show(matrix: "Matrix", rows: "Sequence[Row]", folder: Path) -> None:
-    from windtunnel.cli.terminal import remarks, show, table
-    from windtunnel.report.bench import cells, differences, heads, pairs, shown, titles, warned_of
+    from windtunnel.cli.terminal import remarks, show, table, wrapped
+    from windtunnel.report.bench import cells, differences, found_of, heads, pairs, shown, titles, warned_of
 
     if sys.stderr.isatty():
         _told("")
@@ -150,4 +151,5 @@ def _show(matrix: "Matrix", rows: "Sequence[Row]", folder: Path) -> None:
     some = dict.fromkeys(name for names in warned.values() if names != ["all"] for name in names)
     everywhere = [text for text, names in warned.items() if names == ["all"]]
     which = [f"{len(some)} of {len(lines)} rows have their own warnings: {PAGE} lists them"] if some else []
-    show(*remarks([*refused, *everywhere, *which]), f"kept in {folder}: {PAGE}, {TABLE}")
+    said = [f"{text}." for text in found_of(matrix.axes, matrix.load_axes, rows)]
+    show(*map(wrapped, said), *remarks([*refused, *everywhere, *which]), f"kept in {folder}: {PAGE}, {TABLE}")

@@ -117,7 +117,9 @@ def loads(scenario: Scenario, texts: tuple[str, ...]) -> list[Scenario]:
     """
     found = [scenario]
     for text in texts:
-        varied = vary(scenario, parse_words(text, "on"), f"on {text!r}: ")
+        words = parse_words(text, "on")
+        base = replace(scenario, load=scenario.load.giving_way(words))
+        varied = vary(base, words, f"on {text!r}: ")
         if replace(varied, load=scenario.load) != scenario:
             raise InputError(f"on {text!r}: only words of the load, e.g. trace=azure-code; give others as --with")
         if varied in found:

@@ -109,7 +109,8 @@ def _in_pieces(scenario: Scenario, details: Details, as_json: bool, given: tuple
 
     refused = dict(zip(("seeds", "exclude_warmup", "output"), given, strict=True))
     refused |= {"gap": details.gap, "operators": details.operators} | dict.fromkeys(outputs.wanted(), True)
-    return run_streamed(replace(scenario, goals=scenario.goals.or_default()), refused, as_json)
+    default_goal = not scenario.goals.limits()
+    return run_streamed(replace(scenario, goals=scenario.goals.or_default()), refused, as_json, default_goal)
 
 
 @dataclass(frozen=True)

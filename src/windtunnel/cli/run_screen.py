@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.deployment import SLO
     from windtunnel.metrics import Interval, Summary
     from windtunnel.metrics.pools import PoolUsage
+    from windtunnel.metrics.requests import Verdict
     from windtunnel.scenario import Scenario
 
 LATENCIES = {
@@ -48,7 +49,7 @@ def show_run(
     around, intervals = manifest.get("bands"), spread(documents)
     result = results[0]
     parts: list[Table | str] = [_title(manifest)]
-    parts += _verdict(result, intervals, around, slo, attainment or ATTAINMENT, default_goal)
+    parts += verdict_lines(result.verdicts, intervals, around, slo, attainment or ATTAINMENT, default_goal)
     parts.append(_latencies(results, intervals, around, verbose))
     if len(result.pools) > 1:
         parts.append(_pools_table(result.pools))
@@ -71,8 +72,8 @@ def _title(manifest: Mapping[str, Any]) -> str:
     return wrapped(text)
 
 
-def _verdict(
-    result: "Summary",
+def verdict_lines(
+    verdicts: Sequence["Verdict"],
     intervals: Mapping[str, "Interval"],
     around: Mapping[str, Any] | None,
     slo: "SLO | None",
@@ -82,7 +83,7 @@ def _verdict(
     """Whether the goal is met, in a sentence, and what to expect on a real server."""
     if not slo:
         return []
-    missed = [f"{one.name} is {_time(one.value)} (limit {_time(one.limit)})" for one in result.verdicts if not one.met]
+    missed = [f"{one.name} is {_time(one.value)} (limit {_time(one.limit)})" for one in verdicts if not one.met]
     found = intervals["attainment"].mean
     below = bool(slo.limits) and not found >= wanted
     sentences = []
@@ -92,7 +93,7 @@ def _verdict(
         sentences.append(f"{_percent(found)} of requests meet {limits} ({whose} {100 * wanted:g} %)")
     sentences += missed
     if not missed and slo.percentiles:
-        sentences += [f"{one.name} {_time(one.value)} (limit {_time(one.limit)})" for one in result.verdicts]
+        sentences += [f"{one.name} {_time(one.value)} (limit {_time(one.limit)})" for one in verdicts]
     mark = "✗ GOAL MISSED" if missed or below else "✓ GOAL MET"
     lines = [wrapped(f"{mark}  {'; '.join(sentences)}")]
     expected = (around or {}).get("attainment")

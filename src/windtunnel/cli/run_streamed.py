@@ -1,20 +1,26 @@
 """run --stream: the figures of a load of any length."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.cli.arguments import progress, show_json
-from windtunnel.cli.terminal import facts_grid, number, share, show, table
+from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, table, wrapped
+from windtunnel.deployment.slo import ATTAINMENT
+from windtunnel.deployment.title import title
 from windtunnel.errors import InputError
+from windtunnel.scenario.load_flags import TRACE
 
 if TYPE_CHECKING:
-    from windtunnel.scenario import Scenario
+    from windtunnel.metrics.streamed import StreamSummary
+    from windtunnel.scenario import Goals, Scenario
 
 DONE, MISSED = 0, 1
 
 
-def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: bool) -> int:
-    """Simulate, print and return the exit code; ``refused``: flags that need the whole run, and whether they are given.
+def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: bool, default_goal: bool = False) -> int:
+    """Simulate, print and return the exit code; ``refused``: flags that need the whole run, and whether they are given;
+    ``default_goal``: whether the goal is ours.
 
     Raises InputError for those, and for what cannot be simulated in pieces.
     """
@@ -23,7 +29,8 @@ def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: boo
 
     for name, given in refused.items():
         if given:
-            raise InputError(f"stream: keeps no requests and steps, which {name} needs: leave out one of them")
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"--stream keeps no requests and steps, which {flag} needs: leave out one of them")
     deployment, goals = scenario.deployment(), scenario.goals
     pieces = pieces_of(scenario.load, scenario.load.seed)
     team = processes()
@@ -36,11 +43,27 @@ def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: boo
     if as_json:
         show_json(document | {"goal": goals.to_json()})
     else:
-        _show(document)
+        load = scenario.load
+        name = load.trace or ("random" if load.is_random else TRACE)
+        rate = f" at {number(load.request_rate)}/s" if load.request_rate and isfinite(load.request_rate) else ""
+        served = title(deployment.spec()["pools"])
+        asked = f"{served} · {name}, {document['requests']['total']:,} requests{rate}, streamed"
+        _show(document, [wrapped(asked), *_verdict(found, document, goals, default_goal)])
     return MISSED if goals.missed(found) else DONE
 
 
-def _show(document: Mapping[str, Any]) -> None:
+def _verdict(found: "StreamSummary", document: Mapping[str, Any], goals: "Goals", default_goal: bool) -> list[str]:
+    """Whether the goal is met, as ``windtunnel run`` says it."""
+    from windtunnel.cli.run_screen import verdict_lines
+    from windtunnel.metrics import spread
+
+    return verdict_lines(
+        found.verdicts, spread([document]), None, goals.limits(), goals.attainment or ATTAINMENT, default_goal
+    )
+
+
+def _show(document: Mapping[str, Any], first: list[str]) -> None:
+    """Print the sentences that answer, and then the figures."""
     names = ("ttft", "tpot", "itl", "e2el", "queue")
     heads = [*document["ttft"]]
     rows = [[name, *(number(1e3 * (document[name][head] or 0.0)) for head in heads)] for name in names]
@@ -55,4 +78,4 @@ def _show(document: Mapping[str, Any]) -> None:
         ("busy", share(document["utilisation"]["busy"])),
         ("percentiles", f"within {share(document['percentile_error'])} of the exact ones"),
     ]  # fmt: skip
-    show(table(["ms", *heads], rows), facts_grid(facts), *document["warnings"])
+    show(*first, table(["ms", *heads], rows), facts_grid(facts), *remarks(document["warnings"]))

@@ -25,6 +25,7 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
+from llvmlite.binding import parse_assembly, parse_bitcode
 from numba import types
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
@@ -155,8 +156,9 @@ class KeptCode(_Cache):
         """Keep what has been compiled, if there is room; otherwise it is compiled again the next time."""
         path = self._path(sig, data.codegen)
         if path is not None and not data.library.has_dynamic_globals:
+            library, *middle, _types, starts, environments = data._reduce()
             with suppress(OSError):
-                _write(path, dumps((sig, data._reduce())))
+                _write(path, dumps((sig, (_machine_code(library), *middle, "", starts, environments))))
         LOG.info("")
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:
@@ -171,6 +173,17 @@ class KeptCode(_Cache):
 
     def flush(self) -> None:
         """There is nothing to forget: another source, another file."""
+
+
+def _machine_code(library: tuple[str, str, Any]) -> tuple[str, str, Any]:
+    """What numba keeps of an entry's code, without the three quarters that are for others to link it into theirs, which
+    nobody does: of its functions only the names are left, which numba looks up."""
+    name, kind, data = library
+    if kind != "object":
+        return library
+    whole = parse_bitcode(data[1])
+    lines = [f'define void @"{each.name}"() {{ unreachable }}' for each in whole.functions if not each.is_declaration]
+    return name, kind, (data[0], parse_assembly("\n".join(lines)).as_bitcode())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import FIRST_TOKEN
 from windtunnel.metrics.evidence import Factors
-from windtunnel.metrics.overload import overloaded, queue_growth
-from windtunnel.metrics.summary import summary, summary_json
+from windtunnel.metrics.overload import closed_by_lanes, overloaded, queue_growth
+from windtunnel.metrics.summary import goal_json, summary, summary_json
 from windtunnel.simulate.run import Run
 
 UNBOUNDED = (*FIRST_TOKEN, "e2el")
@@ -26,7 +26,7 @@ class End:
     """A load on a server at one end of a band."""
 
     said: Mapping[str, Any]
-    """What ``summary_json`` says."""
+    """What ``summary_json`` says, or ``goal_json``."""
     overloaded: bool
     """The queue grows as long as requests come."""
 
@@ -41,7 +41,9 @@ class End:
         return {**self.said, **latencies}
 
 
-def end_of(run: Run, factors: Factors, slo: SLO | None = None, *, exclude_warmup: bool = False) -> End:
+def end_of(
+    run: Run, factors: Factors, slo: SLO | None = None, *, exclude_warmup: bool = False, whole: bool = True
+) -> End:
     """An end of a band.
 
     Args:
@@ -50,11 +52,16 @@ def end_of(run: Run, factors: Factors, slo: SLO | None = None, *, exclude_warmup
             still, and limits on them are as much tighter.
         slo: the limits.
         exclude_warmup: as for ``summary``.
+        whole: whether to say all that ``summary_json`` does, or what ``goal_json`` does, at half the work.
     """
     later = factors[1] / factors[0]
     limits = slo.with_later_first_tokens(later) if slo else None
-    said = summary_json(summary(run, limits, exclude_warmup=exclude_warmup))
-    return End(_with_later_first_tokens(said, later), overloaded(queue_growth(run.requests)))
+    if whole:
+        said = summary_json(summary(run, limits, exclude_warmup=exclude_warmup))
+    else:
+        said = goal_json(run, limits, exclude_warmup=exclude_warmup)
+    grows = not closed_by_lanes(run) and overloaded(queue_growth(run.requests))
+    return End(_with_later_first_tokens(said, later), grows)
 
 
 def _with_later_first_tokens(said: Mapping[str, Any], factor: float) -> dict[str, Any]:

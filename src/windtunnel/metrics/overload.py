@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.simulate.run import Requests
+from windtunnel.simulate.run import Requests, Run
 
 GROUPS = 10
 MIN_REQUESTS = 50
@@ -45,7 +45,8 @@ def delay_growth(arrival: Floats, delay: Floats) -> Growth | None:
     arrival, delay = arrival[seen], delay[seen]
     if len(arrival) < MIN_REQUESTS:
         return None
-    order = np.lexsort((delay, arrival))
+    in_order = (arrival[1:] > arrival[:-1]).all()
+    order = np.arange(len(arrival)) if in_order else np.lexsort((delay, arrival))
     groups = np.array_split(order, GROUPS)
     times = np.array([arrival[group].mean() for group in groups])
     delays = np.array([np.median(delay[group]) for group in groups])
@@ -67,6 +68,12 @@ def overloaded(growth: Growth | None) -> bool:
     if growth is None or np.isinf(growth.slope):
         return False
     return growth.slope >= MIN_SLOPE and growth.trend >= MIN_TREND and growth.delay >= MIN_DELAY
+
+
+def closed_by_lanes(run: Run) -> bool:
+    """Whether a number of sessions in play waits for its answers, which no server is overloaded by: delays that grow
+    are those of contexts that do."""
+    return bool(run.manifest["workload"].get("lanes"))
 
 
 def overload_warning(requests: Requests) -> str | None:

@@ -14,11 +14,11 @@ from windtunnel.deployment import SLO, limits_of
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.handed import first_token_parts, moved_bytes
-from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.overload import closed_by_lanes, overload_warning
 from windtunnel.metrics.pools import PoolUsage, pool_usage, pools_json
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
-from windtunnel.metrics.usage import SOURCES, Usage, time_share, usage
+from windtunnel.metrics.usage import SOURCES, Usage, cost_usd, time_share, usage
 from windtunnel.metrics.window import Window, measured_window
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
@@ -106,8 +106,7 @@ class Summary:
 
     def per_million_output_tokens(self, amount: float) -> float:
         """An amount of the whole window (cost_usd, energy_wh) per million output tokens; NaN if there are none."""
-        tokens = self.output_throughput * self.window.seconds
-        return amount * 1e6 / tokens if tokens > 0 else NAN
+        return _per_million(amount, self.output_throughput * self.window.seconds)
 
     @property
     def cost_per_hour(self) -> float:
@@ -189,17 +188,45 @@ def _latencies(steps: Steps, window: Window, metrics: RequestMetrics, names: Seq
 def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
     """What of ``summary_json`` a benchmarking client sees: latencies and throughputs, at half the work of all."""
     steps = unroll(run)
+    document: dict[str, Any] = clean(_client(steps, measured_window(run.requests, steps.ends, exclude_warmup)))
+    return document
+
+
+def goal_json(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False) -> dict[str, Any]:
+    """The same with what the requests make of a goal and what they cost: goodput, attainment and
+    cost_per_million_output_tokens."""
+    steps = unroll(run)
     window = measured_window(run.requests, steps.ends, exclude_warmup)
-    found = _latencies(steps, window, request_metrics(run.requests), LATENCIES)
-    ended = (run.requests.status == FINISHED) & window.holds(run.requests.finish)
+    found, finished = _client(steps, window), run.requests.status == FINISHED
+    good = good_requests(request_metrics(run.requests), finished, slo)
+    arrived, ended = window.holds(run.requests.arrival), finished & window.holds(run.requests.finish)
+    total = int(arrived.sum())
     document: dict[str, Any] = clean(
         {
-            **{name: values.statistics() for name, values in found.items()},
-            "request_throughput": _per_second(int(ended.sum()), window),
-            "output_throughput": _per_second(output_tokens(steps, window), window),
+            **found,
+            "goodput": NAN if good is None else _per_second(int((good & ended).sum()), window),
+            "attainment": NAN if good is None or total == 0 else int((good & arrived).sum()) / total,
+            "cost_per_million_output_tokens": _per_million(
+                cost_usd(run, window), found["output_throughput"] * window.seconds
+            ),
         }
     )
     return document
+
+
+def _client(steps: Steps, window: Window) -> dict[str, Any]:
+    requests = steps.run.requests
+    found = _latencies(steps, window, request_metrics(requests), LATENCIES)
+    ended = (requests.status == FINISHED) & window.holds(requests.finish)
+    return {
+        **{name: values.statistics() for name, values in found.items()},
+        "request_throughput": _per_second(int(ended.sum()), window),
+        "output_throughput": _per_second(output_tokens(steps, window), window),
+    }
+
+
+def _per_million(amount: float, tokens: float) -> float:
+    return amount * 1e6 / tokens if tokens > 0 else NAN
 
 
 def summary_json(result: Summary) -> dict[str, Any]:
@@ -367,5 +394,5 @@ def _warnings(run: Run, window: Window, total: int, finished: int, exclude_warmu
         found.append(f"none of {total} requests finished: latencies and rates are undefined")
     if exclude_warmup and not window.trimmed and total:
         found.append("all requests arrive at once: there is no warm-up to exclude, the whole run is measured")
-    overload = overload_warning(run.requests)
+    overload = None if closed_by_lanes(run) else overload_warning(run.requests)
     return [*found, overload] if overload else found

@@ -106,7 +106,7 @@ def usage(steps: Steps, window: Window) -> Usage:
         gpus=int(gpus.sum()),
         gpu_hours=float(there.sum()) * hours,
         energy_wh=float(power(table.pool, busy, prints) @ there) * hours,
-        cost_usd=float(price(table.pool, prints) @ there) * hours,
+        cost_usd=cost_usd(run, window),
         replicas=table,
     )
 
@@ -117,6 +117,15 @@ def share_there(run: Run) -> Floats:
     if not lives or not lives["seconds"] > 0:
         return np.ones(len(run.manifest["replicas"]))
     return np.array(lives["paid_s"]) / float(lives["seconds"])
+
+
+def cost_usd(run: Run, window: Window) -> float:
+    """USD of the window, as ``usage`` has it."""
+    replicas, pools = run.manifest["replicas"], run.manifest["pools"]
+    gpus = np.array([pools[replica["pool"]].get("gpus_per_replica", 1) for replica in replicas], dtype=np.float64)
+    pool = np.array([replica["pool"] for replica in replicas], dtype=np.int64)
+    per_hour = price(pool, [read_footprint(each) for each in pools]) @ (gpus * share_there(run))
+    return float(per_hour) * (window.seconds / 3600)
 
 
 def _batch_size(table: ReplicaUsage) -> float:

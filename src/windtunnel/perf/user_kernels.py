@@ -138,7 +138,10 @@ def add(target: Path) -> list[Kernels]:
 
 def remove() -> list[Kernels]:
     """Forget the user's own database, and return what it was made of; the installed package answers again."""
-    found = databases() if (own_systems() / NAMES).is_file() else []
+    try:
+        found = databases()
+    except InputError:  # what it was made of is lost
+        found = []
     shutil.rmtree(own_systems(), ignore_errors=True)
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from math import isfinite
+from math import exp, isfinite, log
 from typing import Any
 
 from windtunnel.metrics import Interval, Measure, spread
@@ -14,6 +14,8 @@ from windtunnel.report.figures import Figure, scatter, titled
 from windtunnel.report.page import number, page, plot, table
 
 MEASURES = (
+    Measure("capacity", "capacity", "requests/s", 1.0),
+    Measure("capacity_per_dollar", "capacity", "requests/s per $/h", 1.0),
     Measure("ttft.mean", "TTFT", "ms", 1e3),
     Measure("ttft.p99", "TTFT p99", "ms", 1e3),
     Measure("tpot.mean", "TPOT", "ms", 1e3),
@@ -25,8 +27,20 @@ MEASURES = (
     Measure("cost_per_million_output_tokens", "cost", "$/M tokens", 1.0),
 )
 """What tables show, as means over the seeds."""
-PLOTTED = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput", "goodput", "cost_per_million_output_tokens")
+PLOTTED = (
+    "capacity",
+    "capacity_per_dollar",
+    "ttft.mean",
+    "tpot.mean",
+    "e2el.mean",
+    "output_throughput",
+    "goodput",
+    "cost_per_million_output_tokens",
+)
 AGAINST = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput")
+CAPACITY, PER_DOLLAR = "capacity", "capacity_per_dollar"
+Known = Mapping[tuple[str, ...], Mapping[str, Interval]]
+"""Numbers of a case by its names on the axes."""
 LINE = 24
 """Pixels of a case in a plot."""
 SIMULATED, LIVE = "simulated", "measured"
@@ -53,6 +67,11 @@ class Row:
     def intervals(self) -> dict[str, Interval]:
         """Mean over the seeds of every number, with its 95 % confidence interval."""
         return spread(self.documents) if self.documents else {}
+
+
+def found_of(axes: Sequence[str], load_axes: Sequence[int], rows: Sequence[Row]) -> list[str]:
+    """What a bench of capacities says, in sentences."""
+    return findings(axes, load_axes, {row.names: row.intervals for row in rows if not row.live})
 
 
 def shown(rows: Sequence[Row]) -> list[Measure]:
@@ -138,6 +157,7 @@ def bench_page(title: str, axes: Sequence[str], load_axes: Sequence[int], rows: 
     sections = [
         f'<header><p class="brand">windtunnel bench</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{escape(note)}</p></header>',
+        *(f"<p>{escape(text)}.</p>" for text in found_of(axes, load_axes, rows)),
         f'<div class="panel">{table(heads(axes, measures, live), lines)}</div>',
     ]
     if live:
@@ -212,3 +232,49 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{key}_")
         elif value is None or (isinstance(value, int | float) and key != "schema_version"):
             yield prefix + key, None if value is None else float(value)
+
+
+def findings(axes: Sequence[str], load_axes: Sequence[int], cases: Known) -> list[str]:
+    """Sentences; none for a bench that does not look for capacities."""
+    known = {names: found for names, found in cases.items() if CAPACITY in found}
+    return [*_best_of_loads(load_axes, known), *_of_axes(axes, load_axes, known)] if known else []
+
+
+def _best_of_loads(load_axes: Sequence[int], known: Known) -> Iterator[str]:
+    loads: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for names in known:
+        loads.setdefault(tuple(names[place] for place in load_axes), []).append(names)
+    for load, cases in loads.items():
+        said, title = [], " ".join(load) or "the load"
+        for measure, unit in ((CAPACITY, "requests/s"), (PER_DOLLAR, "requests/s per $/h")):
+            values = {names: known[names][measure].mean for names in cases if measure in known[names]}
+            best = max(values, key=lambda names: (values[names], names), default=None)
+            if best is None or not values[best] > 0:
+                continue
+            rest = " ".join(name for place, name in enumerate(best) if place not in load_axes)
+            said.append(f"{rest} ({number(values[best])} {unit})")
+        none = sum(known[names][CAPACITY].mean == 0 for names in cases)
+        text = f"{title}: most {', most for its price '.join(said)}" if said else f"{title}: nothing keeps the limits"
+        yield text + (f"; {none} of {len(cases)} keep the limits at no rate" if none and said else "")
+
+
+def _of_axes(axes: Sequence[str], load_axes: Sequence[int], known: Known) -> Iterator[str]:
+    """Of each axis that is not of the load: its values by the mean share of the best value, all else being equal."""
+    for place, axis in enumerate(axes):
+        if place in load_axes:
+            continue
+        shares: dict[str, list[float]] = {}
+        for rest in dict.fromkeys(names[:place] + names[place + 1 :] for names in known):
+            alike = {names[place]: known[names] for names in known if names[:place] + names[place + 1 :] == rest}
+            values = {name: found[CAPACITY].mean for name, found in alike.items()}
+            most = max(values.values())
+            for name, value in values.items():
+                if most > 0 and value > 0 and isfinite(value):
+                    shares.setdefault(name, []).append(log(value / most))
+        if len(shares) < 2:
+            continue
+        means = {name: exp(sum(found) / len(found)) for name, found in shares.items()}
+        order = sorted(means, key=lambda name: -means[name])
+        yield f"{axis}, of the best one's capacity where both keep the limits: " + ", ".join(
+            f"{name} {100 * means[name]:.0f} %" for name in order
+        )

@@ -12,9 +12,11 @@ from typing import Any
 
 from windtunnel.deployment import SLO, Deployment
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.errors import InputError, UnknownName
 from windtunnel.files import require_folder, write_whole
 from windtunnel.metrics import clean, paired_spread, summary, summary_json
+from windtunnel.plan.capacity import LONGEST, capacity
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import code_digest, deployment_key, tables_of, trial_key
 from windtunnel.plan.workers import Team, Workers
@@ -23,11 +25,13 @@ from windtunnel.scenario.compare import require_names
 from windtunnel.scenario.matrix import Case, Matrix
 from windtunnel.scenario.scenario import Scenario
 from windtunnel.simulate.simulate import simulate
-from windtunnel.workload import Workload
+from windtunnel.workload import Workload, repeat
 
 CASES = "cases"
 """Folder of what is kept, a file a simulation."""
 SCHEMA_VERSION = 1
+TOLERANCE = 0.02
+"""Relative resolution of capacities."""
 PATIENCE = 0.5
 """Seconds after which is looked whether to go on."""
 
@@ -45,6 +49,22 @@ class Job:
     scenario: Scenario
     seed: int
     exclude_warmup: bool
+    capacity: bool = False
+    """At the highest rate at which its goals are kept."""
+
+    def question(self, workload: Workload) -> Question:
+        """The load and its goals."""
+        scenario = self.scenario
+        share = scenario.goals.attainment
+        return Question(
+            workload,
+            slo=scenario.goals.limits(),
+            attainment=ATTAINMENT if share is None else share,
+            tolerance=TOLERANCE,
+            perf=scenario.server.perf,
+            overheads=scenario.overheads(),
+            seed=self.seed,
+        )
 
 
 def bench(
@@ -116,26 +136,18 @@ def _jobs_of(scenario: Scenario, matrix: Matrix, loads: dict[tuple[Any, int], Wo
         drawn = (scenario.load, seed)
         if drawn not in loads:
             loads[drawn] = scenario.load.workload(seed)
-        key = _key(scenario, deployment, pools, loads[drawn], seed, matrix.exclude_warmup)
-        yield Job(key, scenario, seed, matrix.exclude_warmup)
+        job = Job("", scenario, seed, matrix.exclude_warmup, matrix.capacity)
+        yield replace(job, key=_key(job, deployment, pools, loads[drawn]))
 
 
-def _key(
-    scenario: Scenario, deployment: Deployment, pools: str, workload: Workload, seed: int, exclude_warmup: bool
-) -> str:
-    question = Question(
-        workload,
-        slo=scenario.goals.limits(),
-        perf=scenario.server.perf,
-        overheads=scenario.overheads(),
-        seed=seed,
-    )
-    trial = trial_key(question, pools, deployment, nan)
+def _key(job: Job, deployment: Deployment, pools: str, workload: Workload) -> str:
+    trial = trial_key(job.question(workload), pools, deployment, nan)
     router = Path(deployment.router.partition(".py:")[0] + ".py")
     beyond = (
         repr((deployment.scaling, deployment.faults, [(pool.stores, pool.device) for pool in deployment.pools])),
         sha256(router.read_bytes()).hexdigest() if router.is_file() else "",
-        exclude_warmup,
+        job.exclude_warmup,
+        job.capacity,
         SCHEMA_VERSION,
     )
     return sha256(json.dumps([trial, *beyond]).encode()).hexdigest()[:32]
@@ -147,6 +159,13 @@ def simulated(job: Job) -> Document:
     try:
         deployment, workload = scenario.deployment(), scenario.load.workload(job.seed)
         tables = tables_of(deployment, scenario.server.perf)
+        carried: Document = {}
+        if job.capacity:
+            rate, workload = at_capacity(job, deployment, workload)
+            if rate == 0:
+                return {"capacity": 0.0, "capacity_per_dollar": 0.0, "meets_slo": False, "attainment": 0.0}
+            price = deployment.price_per_hour
+            carried = {"capacity": rate, "capacity_per_dollar": rate / price if price else nan}
         run = simulate(deployment, workload, job.seed, tables=tables, overheads=scenario.overheads())
         result = summary(run, scenario.goals.limits(), exclude_warmup=job.exclude_warmup)
     except InputError as error:
@@ -157,8 +176,22 @@ def simulated(job: Job) -> Document:
         "meets_slo": result.meets_slo,
         "cpu_seconds": time.process_time() - begun,
     }
-    found: Document = summary_json(result) | clean(own)
+    found: Document = summary_json(result) | clean(own | carried)
     return found
+
+
+def at_capacity(job: Job, deployment: Deployment, workload: Workload) -> tuple[float, Workload]:
+    """The highest rate at which the goals are kept, and the load at it, repeated where it is too short to fill the
+    deployment. 0: the goals are kept at no rate."""
+    times = 1
+    while True:
+        asked = job.question(repeat(workload, times))
+        found = capacity(deployment, asked)
+        if found.held is None:
+            return 0.0, workload
+        if not found.at_bound or 4 * times * len(workload) > LONGEST:
+            return found.held.rate, asked.at(found.held.rate)
+        times *= 4
 
 
 def _simulated(jobs: Mapping[Job, None], folder: Path, team: Team, told: Callable[[str], None]) -> dict[str, Document]:

@@ -56,7 +56,7 @@ def with_ends(
     def end(place: int) -> "End":
         steps, first = (around.doubt.factors(name, 0.9)[place] for name in ("steps", "first_token"))
         run = simulate(*simulated, tables=[table.scaled(steps) for table in tables], overheads=overheads)
-        return end_of(run, (steps, first), slo, exclude_warmup=exclude_warmup)
+        return end_of(run, (steps, first), slo, exclude_warmup=exclude_warmup, whole=False)
 
     bound = found("roofline", "with perfect kernels", perfect)
     most = found("capacity", "all requests at once", lambda: capacity(*simulated, tables, overheads))

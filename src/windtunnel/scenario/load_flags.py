@@ -1,5 +1,6 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, isfinite, isinf
 from pathlib import Path
@@ -168,6 +169,16 @@ class Load:
         """Whether lengths are drawn at random."""
         return self.random_input_len is not None or self.random_output_len is not None
 
+    def giving_way(self, words: Collection[str]) -> "Load":
+        """The load without its own source of requests, where other words name another one: a trace for random lengths,
+        or the other way round."""
+        if "trace" in words:
+            random = ("random_input_len", "random_output_len", *OF_RANDOM)
+            return replace(self, columns=(), **{name: getattr(Load, name) for name in random})
+        if self.trace is not None and {"random_input_len", "random_output_len"} & set(words):
+            return replace(self, trace=None, columns=())
+        return self
+
     @property
     def redraws(self) -> bool:
         """Whether the arrivals of a trace are replaced by drawn ones."""
@@ -198,7 +209,7 @@ class Load:
         prompts = self.num_prompts
         if prompts is None and not self.from_file:
             prompts = max(PROMPTS_OF_TRIAL, ceil(SECONDS_OF_TRIAL * rate))
-        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None
+        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None and self.lanes is None
         return replace(self, num_prompts=prompts, request_rate=1.0 if random_at_once else self.request_rate)
 
     def arrivals(self) -> "Arrivals":

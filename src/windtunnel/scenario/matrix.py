@@ -13,7 +13,7 @@ from windtunnel.scenario.load_flags import Load, require_seeds
 from windtunnel.scenario.scenario import Scenario, check_words, main_job_unless_model, places, vary
 from windtunnel.scenario.words import parse_words, read_words, written
 
-OWN_WORDS = {"seeds": int, "exclude_warmup": bool, "endpoint": str, "endpoint_model": str}
+OWN_WORDS = {"seeds": int, "exclude_warmup": bool, "capacity": bool, "endpoint": str, "endpoint_model": str}
 """Words of the file besides those of run, ``matrix`` and ``exclude``."""
 MOST = 10_000
 """Cases of a file; more are a slip."""
@@ -46,6 +46,8 @@ class Matrix:
     seeds: int = 1
     """Each case is simulated under this many, from its own seed on."""
     exclude_warmup: bool = False
+    capacity: bool = False
+    """Each case is simulated at the highest rate at which it keeps its goals."""
     endpoint: str | None = None
     """URL of a server that gets the same loads."""
     endpoint_model: str | None = None
@@ -54,12 +56,25 @@ class Matrix:
     def __post_init__(self) -> None:
         """Refuse what cannot be repeated, and a model without a server."""
         require_seeds(self.seeds)
+        if self.capacity and self.endpoint is not None:
+            raise InputError(f"endpoint={self.endpoint!r}: gets a load at its own rate: leave out capacity")
         if self.endpoint_model is not None and self.endpoint is None:
             raise InputError(f"endpoint_model={self.endpoint_model!r}: of which server? add endpoint")
 
     def load_names(self, case: Case) -> tuple[str, ...]:
         """What names the load of a case."""
         return tuple(case.names[place] for place in self.load_axes)
+
+
+SUITE = "suite"
+"""The name of the file that is shipped."""
+
+
+def found_file(path: Path) -> Path:
+    """The file of a name: one that is there, else the one that is shipped under it."""
+    if str(path) == SUITE and not path.exists():
+        return Path(__file__).parents[1] / "data" / f"{SUITE}.yaml"
+    return path
 
 
 def read_matrix(path: Path) -> Matrix:

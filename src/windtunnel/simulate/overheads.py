@@ -166,9 +166,14 @@ OTHER_CLIENT = ClientPath(request=4.7e-3, per_sequence=0.035e-3)
 """6.7 ms there and back, and 0.035 ms for every request in flight: what clients other than InferenceX' were measured to
 add (issue 12 of this project, a median over several)."""
 
+VLLM_BENCH = ClientPath(request=1e-3, first_token=1.5e-3, per_sequence=0.035e-3)
+"""vLLM's own, on the server's machine: 2.5 ms there and back, by first tokens of vLLM 0.8.5 on one H100 PCIe
+(`python -m benchmarks.accuracy.open_loads ../shared/truth/iog`: median error 3.5 %, with OTHER_CLIENT 19 %)."""
+
 CLIENTS = {
     "inferencex": INFERENCEX,
-    **dict.fromkeys(("vllm-bench", "sglang-bench", "guidellm", "inference-perf", "aiperf", "genai-perf"), OTHER_CLIENT),
+    "vllm-bench": VLLM_BENCH,
+    **dict.fromkeys(("sglang-bench", "guidellm", "inference-perf", "aiperf", "genai-perf"), OTHER_CLIENT),
     "other": OTHER_CLIENT,
 }
 """Name of a client → its path."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.plan.flags import Available, Axes, Values, split
+from windtunnel.cli.plan.flags import FOR_RATES, Available, Axes, Values, split
 from windtunnel.cli.plan.line import space_around
 from windtunnel.errors import InputError
 from windtunnel.scenario import Scenario
@@ -62,7 +62,7 @@ class Replan:
         usual, available = words_of(Scenario()), Available(prices=self.prices)
         words = {key: value for key, value in words_of(scenario).items() if value != usual[key]}
         words |= {"model": scenario.server.model, "device": scenario.server.device}
-        around = space_around(words, Axes(), available, self.devices_file, True)
+        around = space_around(words, Axes(), available, self.devices_file, FOR_RATES)
         if self.devices:
             around = replace(around, axes={**around.axes, "device": split(self.devices)})
         fixed = {key: typed_values(key, [value]) for key, value in words.items() if key in AXES and key != "replicas"}

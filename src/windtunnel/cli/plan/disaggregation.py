@@ -1,5 +1,6 @@
 """Flags of plan for disaggregated prefill and decode, and the space that they describe."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from windtunnel.deployment import Link, Pool
     from windtunnel.plan.disaggregation.pool_space import PoolSpace
+    from windtunnel.plan.question import Question
     from windtunnel.plan.space import Space
 
 RATIO = 4
@@ -36,6 +38,9 @@ class Disaggregation:
     """Axes of the decode side alone, in the same words."""
     ratio: int = RATIO
     """Largest number of replicas of a side in the ratios that are tried."""
+    placement: Literal["high", "low"] | None = None
+    """DistServe's placement instead of all pairs: each side's layout by itself (high: KV gets anywhere fast), or pairs
+    within a node (low); then simulated as a whole."""
     link: str | None = None
     """The link between both sides, in the words of ``windtunnel run``."""
     handover: str | None = None
@@ -43,17 +48,23 @@ class Disaggregation:
 
     def __post_init__(self) -> None:
         """Refuse words for what is not searched."""
-        names = ("prefill", "decode", "ratio", "link", "handover")
+        names = ("prefill", "decode", "ratio", "placement", "link", "handover")
         given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
         if self.pools == "mixed" and given:
             raise InputError(f"{given[0]}: is for disaggregated prefill and decode: add --pools separate or both")
 
-    def spaces(self, mixed: "Space") -> "list[Space | PoolSpace]":
-        """What is searched, mixed servers first."""
+    def spaces(self, mixed: "Space", question: "Question", rate: float | None) -> "list[Space | PoolSpace]":
+        """What is searched, mixed servers first; a placement is for the question at this rate, or at the load's."""
         if self.pools == "mixed":
             return [mixed]
-        both = [mixed] if self.pools == "both" else []
-        return [*both, self.space(mixed)]
+        separate = self.space(mixed)
+        if self.placement is not None:
+            from windtunnel.plan.disaggregation.placed import placed
+
+            found = placed(separate, question, rate or question.workload.request_rate, self.placement)
+            sys.stderr.write(f"windtunnel: {found.words}\n")
+            separate = found.space
+        return [mixed, separate] if self.pools == "both" else [separate]
 
     def space(self, mixed: "Space") -> "PoolSpace":
         """Both sides, from the space of mixed servers that the other flags describe.
@@ -88,6 +99,8 @@ class Disaggregation:
         own, other = (OF_PREFILL, OF_DECODE) if role == "prefill" else (OF_DECODE, OF_PREFILL)
         needed = {"device", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", own}
         given = frozenset(mixed.axes) - mixed.open
+        if self.placement is not None and role == "prefill":
+            needed.add("pipeline_parallel_size")
         taken = (needed | given) - {"router", other}
         found: dict[str, Any] = {axis: values for axis, values in mixed.axes.items() if axis in taken}
         if role == "prefill" and OF_PREFILL not in given:

@@ -263,10 +263,11 @@ def _of_amd(pool: Pool) -> str:
 
 def own_database() -> tuple[str, ...]:
     """What to know where the user's own kernel database answers."""
-    if find_systems() != own_systems():
-        return ()
-    newest = databases()[0]
-    return (f"kernel times are your own database's, newest {newest.words}; the ranges are the installed package's",)
+    newest = databases()[:1] if find_systems() == own_systems() else []
+    return tuple(
+        f"kernel times are your own database's, newest {one.words}; the ranges are the installed package's"
+        for one in newest
+    )
 
 
 def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ class PoolSpace:
     ratio: int = RATIO
     """Most replicas of a side in a ratio."""
     router: str = "round_robin"
+    only: tuple[int, int] | None = None
+    """The one ratio that is tried, instead of all up to ``ratio``."""
 
     def __post_init__(self) -> None:
         """Refuse two models, and axes that are not of a side."""
@@ -67,6 +69,10 @@ class PoolSpace:
 
     def ratios(self) -> Iterator[tuple[int, int]]:
         """Replicas of prefill and decode, in lowest terms."""
+        if self.only is not None:
+            whole = gcd(*self.only)
+            yield self.only[0] // whole, self.only[1] // whole
+            return
         for first in range(1, self.ratio + 1):
             yield from ((first, second) for second in range(1, self.ratio + 1) if gcd(first, second) == 1)
 
