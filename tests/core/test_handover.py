@@ -232,8 +232,9 @@ def test_what_is_not_simulated_is_refused() -> None:
         run(tandem(1.0, 1.0, policy=Sglang(radix_cache=False)), demand, (0, 0), np.zeros((2, 2)), stay)
     for policy, words in (
         (Sglang(), "SGLang's decode servers have no radix cache"),
-        (VllmV0(), "role='decode': not simulated with"),
-        (Policy(preemption="swap", host_blocks=8), "no swapping"),
+        (VllmV0(), "role='decode': VllmV0 takes no requests from other replicas; use"),
+        (Policy(preemption="swap", host_blocks=8), "decode pools do not swap"),
+        (VllmV1(pipeline_parallel_size=2), "decode pools run in one stage"),
     ):
         with pytest.raises(InputError, match=words):
             run(tandem(1.0, 1.0, policy=policy), demand, (0, 0), np.zeros((2, 2)), Crossing())

@@ -5,7 +5,7 @@ between the ends of two such steps next to each other: mostly the later one's du
 alone between them. Its first decode follows the end of the request's prefill instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -72,12 +72,12 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
     return replica.astype(np.int64) * 2**20 + rank
 
 
-def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Floats]:
-    """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
+def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
+    """All gaps that end with a decode, as (seconds, how many of them, when they end in one or more parts)."""
     return _gaps_of_stages(steps) if steps.run.piped else gaps_of_groups(steps, *_joins(steps), Earlier())[:3]
 
 
-def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
+def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
     """Of single steps, where replicas have several stages."""
     found = decode_steps(steps)
     is_paused = found.paused()
@@ -89,8 +89,8 @@ def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
     is_paused[found.first[:-1]] = False
     after = np.flatnonzero(is_paused)
     gap[after] = found.end[after] - found.end[after - 1]
-    ends = np.concatenate([found.end, found.end[at]])
-    return np.concatenate([gap, found.end[at] - joined]), np.append(found.decodes, np.ones_like(at)), ends
+    counts = np.append(found.decodes, np.ones_like(at))
+    return np.concatenate([gap, found.end[at] - joined]), counts, (found.end, found.end[at])
 
 
 class Earlier(NamedTuple):
@@ -105,7 +105,7 @@ class Earlier(NamedTuple):
 
 def gaps_of_groups(
     steps: Steps, lane: Integers, time: Floats, earlier: Earlier
-) -> tuple[Floats, Counts, Floats, Earlier]:
+) -> tuple[Floats, Counts, Sequence[Floats], Earlier]:
     """Where no replica has several stages: steps of a group have one duration, with which all of its tokens come; but
     for those of rows that follow a pause of their lane, whose first step ends a longer gap.
 
@@ -115,8 +115,9 @@ def gaps_of_groups(
     lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
     log, ends, counts = steps.run.iterations, steps.ends, np.array(steps.emitted)
     if len(ends) == 0:
-        return np.zeros(0), counts, np.zeros(0), Earlier(earlier.ends, lane, time)
-    gap = np.diff(ends, prepend=0.0)
+        return np.zeros(0), counts, (np.zeros(0),), Earlier(earlier.ends, lane, time)
+    gap = ends.copy()  # of the first one no use is made
+    np.subtract(ends[1:], ends[:-1], out=gap[1:])
     first = steps.grouped.first
     heads = steps.heads[np.flatnonzero(np.diff(first[steps.heads], prepend=-1))]
     gap[first[heads]] = ends[first[heads]] - log.start[heads]
@@ -135,7 +136,8 @@ def gaps_of_groups(
     longer = np.where(np.isnan(rows.before[rows.paused]), gap[first[begins]], ended - rows.before[rows.paused])
     ended_at = ends[first[rows.row[at]]]
     values = np.concatenate([gap, longer, ended_at - joined])
-    return values, np.concatenate([counts, left, np.ones_like(at)]), np.concatenate([ends, ended, ended_at]), rest
+    del gap
+    return values, np.concatenate([counts, left, np.ones_like(left, shape=len(at))]), (ends, ended, ended_at), rest
 
 
 class DecodeRows(NamedTuple):
@@ -196,7 +198,7 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     gaps, counts, ends = pooled_gaps(steps)
     if not window.trimmed:
         return Distribution.pooled(gaps, counts, waited)
-    inside = window.holds(ends)
+    inside = window.holds(np.concatenate(ends))
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 

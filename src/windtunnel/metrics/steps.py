@@ -99,7 +99,7 @@ class Steps:
         tokens = (log.decodes - log.discarded)[self.heads]
         first, steps = self.grouped.first[self.heads], log.steps[self.heads]
         new = np.flatnonzero(np.diff(first, prepend=-1))  # the first rank of each group
-        return np.repeat(np.add.reduceat(tokens, new), steps[new])
+        return np.repeat(np.add.reduceat(tokens, new).astype(np.int32), steps[new])
 
     @cached_property
     def busy_seconds(self) -> float:

@@ -171,7 +171,8 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
         if step is None:
             return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
     else:
-        step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
+        find = climb if job.question.in_lanes else highest
+        step = find(holds, steps.low, steps.high) if holds(steps.low) else None
     if step is None:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])

@@ -209,7 +209,7 @@ class Load:
         prompts = self.num_prompts
         if prompts is None and not self.from_file:
             prompts = max(PROMPTS_OF_TRIAL, ceil(SECONDS_OF_TRIAL * rate))
-        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None
+        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None and self.lanes is None
         return replace(self, num_prompts=prompts, request_rate=1.0 if random_at_once else self.request_rate)
 
     def arrivals(self) -> "Arrivals":

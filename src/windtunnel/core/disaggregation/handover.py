@@ -63,7 +63,7 @@ from windtunnel.core.stores.chunks import note_again, use_of
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, WholeBatches
+from windtunnel.policy import Policy, Settings, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, WholeBatches
 from windtunnel.policy.routing import ROUTE_SCORE, Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
@@ -231,14 +231,8 @@ def prepared(
 def require_handing(fleet: Fleet, rules: Handover) -> None:
     """Raise InputError for a scheduler that does not hand over, or takes nothing."""
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
-        swaps = isinstance(policy, Policy) and policy.preemption == "swap"
-        takes = (
-            isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | UserScheduler)
-            and policy.pipeline_parallel_size == 1
-            and not swaps
-        )
-        if role == "decode" and not takes:
-            raise InputError(f"role='decode': not simulated with {policy}: one stage, and no swapping to the host")
+        if role == "decode":
+            require_taking(policy)
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
             raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
         if role == "decode" and isinstance(policy, Sglang) and rules.on_expiry == "recompute":
@@ -255,6 +249,22 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
                 f"role='prefill': {who} holds no blocks for others, as transfer={rules.transfer!r} needs: use "
                 "transfer=none"
             )
+
+
+def require_taking(policy: Settings) -> None:
+    """Raise InputError for a scheduler that takes no requests whose prompts others have computed."""
+    if not isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | UserScheduler):
+        raise InputError(
+            f"role='decode': {type(policy).__name__} takes no requests from other replicas; use a scheduler of vLLM "
+            "v1, SGLang, TensorRT-LLM or the unified loop"
+        )
+    if policy.pipeline_parallel_size > 1:
+        raise InputError(
+            f"role='decode': pipeline_parallel_size={policy.pipeline_parallel_size}: decode pools run in one stage; "
+            "use tensor_parallel_size"
+        )
+    if isinstance(policy, Policy) and policy.preemption == "swap":
+        raise InputError("role='decode': preemption='swap': decode pools do not swap to the host; use recompute")
 
 
 def of_role(fleet: Fleet, role: str) -> Integers:
