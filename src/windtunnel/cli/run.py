@@ -171,7 +171,11 @@ def _judged(
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
     """For the manifest of a run: how far it is from the least that any scheduler takes, and its operators'
     seconds and shares."""
+    from windtunnel.scenario.ends import nothing_shared
+
     found: dict[str, Any] = {}
+    if (other := nothing_shared(scenario)) is not None:
+        found["nothing_shared"] = other
     if details.gap:
         from windtunnel.optimum.served import gaps
 
@@ -255,7 +259,7 @@ def _finish(
             document |= {"seeds": len(documents), "interval_95": intervals}
         if around is not None:
             document |= {"bands": dict(around), "roofline": perfect}
-        asked = ("gap", "operators", "operator_seconds", "operator_bytes")
+        asked = ("gap", "operators", "operator_seconds", "operator_bytes", "nothing_shared")
         document |= {name: manifest[name] for name in asked if manifest.get(name) is not None}
         show_json(document)
     else:

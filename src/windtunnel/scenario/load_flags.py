@@ -79,6 +79,11 @@ class Load:
     """Turns of a session: each prompt repeats the conversation so far, and num_prompts counts turns."""
     think_time: float = 10.0
     """Mean seconds between an answer and the session's next turn."""
+    prefix_hit_rate: float | None = None
+    """Of a load that does not say what its prompts share: the share of prompt tokens that a prefix cache with endless
+    memory finds. Assumed: all begin with one text."""
+    shared_prefix: int | None = None
+    """Or: tokens with which every prompt begins, such as a system prompt."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
@@ -109,6 +114,8 @@ class Load:
                 raise InputError(f"{name}={value}: must be ≥ 1")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
+        if self.prefix_hit_rate is not None and self.shared_prefix is not None:
+            raise InputError("prefix_hit_rate and shared_prefix: both say what prompts share: leave one out")
         self._check_source()
         self._check_times()
 
@@ -232,6 +239,7 @@ class Load:
             found = with_recorded_answers(found)
         if self.max_request_tokens is not None:
             found = cut_to(found, self.max_request_tokens)
+        found = self._assumed(found)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes
@@ -242,6 +250,23 @@ class Load:
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
+
+    @property
+    def assumes(self) -> bool:
+        """Whether what prompts share is an assumption."""
+        return self.prefix_hit_rate is not None or self.shared_prefix is not None
+
+    def with_nothing_assumed(self) -> "Load":
+        """The same load, where prompts share nothing that it does not say."""
+        return replace(self, prefix_hit_rate=None, shared_prefix=None)
+
+    def _assumed(self, found: "Workload") -> "Workload":
+        """The load with what its prompts are assumed to share."""
+        from windtunnel.workload.prompts import with_hit_rate, with_shared_prefix
+
+        if self.prefix_hit_rate is not None:
+            return with_hit_rate(found, self.prefix_hit_rate)
+        return found if self.shared_prefix is None else with_shared_prefix(found, self.shared_prefix)
 
     def _random(self, seed: int) -> "Workload":
         from windtunnel.workload import generate, prefix_repetition, sessions

@@ -308,7 +308,7 @@ def _finish(
     from windtunnel.cli.plan.show import show_plan
     from windtunnel.cli.terminal import show, table, wrapped
 
-    answer, advice, what_ifs, surveyed, risky, why, common = chosen
+    answer, advice, what_ifs, surveyed, risky, why, common, assumed = chosen
     if as_json:
         more = ({"line": line.spec()} if line else {}) | ({"models": models_of(models).to_json()} if models else {})
         show_json(document(chosen, verdict) | more)
@@ -319,9 +319,8 @@ def _finish(
                 show(table(("change", "your line", "better"), line.changes, left=3))
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []
-        show_plan(
-            *(answer, advice, what_ifs, verdict, risky, verbose, why, several), len(common.answers) if common else 1
-        )
+        loads = len(common.answers) if common else 1
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose, (*assumed, *why), several, loads)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
@@ -362,6 +361,8 @@ class Found(NamedTuple):
     """Why what was asked about did not win."""
     common: "Common | None" = None
     """The best under several loads at once, where they were asked."""
+    assumption: tuple[str, ...] = ()
+    """How much the answer depends on what prompts are assumed to share."""
 
 
 class Asked(NamedTuple):
@@ -475,7 +476,18 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
     if kept.report is not None:
         with progress("surveying for the page"):
             surveyed = survey(answer, means.store, means.team)
-    return Found(answer, advice, what_ifs, surveyed, risky, why, together)
+    return Found(answer, advice, what_ifs, surveyed, risky, why, together, assumption(answer, load))
+
+
+def assumption(answer: "SearchResult", load: Load) -> tuple[str, ...]:
+    """How much the answer depends on what prompts are assumed to share; nothing where nothing is assumed."""
+    from windtunnel.plan.answer.assumed import with_nothing_shared
+
+    if not load.assumes:
+        return ()
+    with progress("looking at the load without shared prompts"):
+        said = with_nothing_shared(answer, load.with_nothing_assumed().workload())
+    return (said,) if said else ()
 
 
 def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace", store: "Store") -> tuple[str, ...]:
@@ -546,10 +558,10 @@ def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
     from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
     from windtunnel.plan.objective import purchase_of
 
-    answer, advice, what_ifs, _, risky, why, common = chosen
+    answer, advice, what_ifs, _, risky, why, common, assumed = chosen
     purchase = purchase_of(answer.objective)
     said = [sentence(answer, answer.best, len(common.answers) if common else 1)] if answer.best else []
-    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase),) if text]
+    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase), *assumed) if text]
     found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
     found |= {"why_not": list(why)} if why else {}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}
