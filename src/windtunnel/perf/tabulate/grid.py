@@ -82,9 +82,8 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
     twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
     launched = not source.perfect and not source.launches
     splits.add_wait("mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], True, corrections, twice[0]) * launched)
-    if ax.graph_tokens < ax.max_num_batched_tokens:
-        alone = dispatch(pool, ax, busy["decode_tokens"], False, corrections, twice[1]) * launched
-        splits.add_wait("decode_tokens", np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0))
+    alone = dispatch(pool, ax, busy["decode_tokens"] * ax.accepted, False, corrections, twice[1]) * launched
+    splits.add_wait("decode_tokens", alone / ax.accepted)
     if not source.perfect and preset(pool.engine.preset).before_v1:
         for part in ("decode_attention", "mixed_attention"):
             splits.add_wait(part, block_tables(pool, ax, corrections))
@@ -110,7 +109,7 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             decodes, prompts = (replace(operator, kernel=operator.kernel.resolved(mixed)) for mixed in (False, True))
             plain = token_times(decodes, tokens, ax.padded, ax.graph_tokens, predictor, parts)
             found = per_token(lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share)
-            if ax.mixed_graph_tokens == ax.graph_tokens and prompts == decodes:
+            if ax.padded_with_prompts and prompts == decodes:
                 return {"decode_tokens": found, "mixed_tokens": plain}
             eagerly = token_times(prompts, tokens, tokens, 0, predictor, parts)
             return {"decode_tokens": found, "mixed_tokens": eagerly}

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.deployment import Pool, capture_sizes, preset
+from windtunnel.deployment import Engine, Pool, capture_sizes, preset
+from windtunnel.deployment.engine import DECODES_ALONE
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import stages
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers, StageTimes, added
@@ -42,7 +43,8 @@ class Axes:
     graph_tokens: int
     """Largest captured graph, 0 without."""
     mixed_graph_tokens: int
-    """Of batches with prefill chunks: 0 where an engine captures decodes only."""
+    """Of batches with prefill chunks: 0 where an engine captures decodes only; another one where prompts have graphs of
+    their own, in pieces."""
     one_call: bool
     """One attention kernel serves decodes and chunks of a batch together (FlashAttention 2)."""
     max_num_seqs: int
@@ -56,6 +58,11 @@ class Axes:
     """Tokens that a step yields in the mean: the tables hold the time per token."""
     draft_share: float = 0.0
     """A draft layer's share of the model's layers."""
+
+    @property
+    def padded_with_prompts(self) -> int:
+        """Largest batch with prompts that runs from a graph of the sizes in ``padded``."""
+        return self.mixed_graph_tokens if self.mixed_graph_tokens == self.graph_tokens else 0
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -76,7 +83,7 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
     return Axes(
         padded=padded,
         graph_tokens=largest,
-        mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill and not engine.cudagraph_mode else 0,
+        mixed_graph_tokens=engine.prompt_graph_tokens or (largest if _graphs_prompts(engine) else 0),
         one_call=corrections.mixed_attention and flash_attention_2(pool.engine.backend, pool.device),
         max_num_seqs=min(engine.resolved("max_num_seqs"), engine.resolved("max_num_batched_tokens")),
         context_knots=octave_knots(engine.resolved("max_model_len"), CONTEXT_STEP),
@@ -86,6 +93,13 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         accepted=engine.acceptance_length or 1.0,
         draft_share=len(pool.model.draft_layers) / pool.model.num_layers,
     )
+
+
+def _graphs_prompts(engine: Engine) -> bool:
+    """Whether batches with prompts run from graphs, as far as those reach."""
+    if engine.cudagraph_mode is None:
+        return preset(engine.preset).graphs_prefill
+    return engine.cudagraph_mode != DECODES_ALONE
 
 
 def octave_knots(last: int, step: int) -> Integers:
