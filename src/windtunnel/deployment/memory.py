@@ -155,12 +155,13 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
-    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. Where
+    """Bytes of the states of one request that decodes; vLLM keeps that of compressed attention in whole blocks. Where
     windows have a separate share, they are no part of it."""
     if engine.swa_full_tokens_ratio is not None:
         whole = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
         return whole - sum(length * each for length, each in _windows(model, engine))
-    return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+    each = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+    return _held_bytes(model, engine, 1) or each * (engine.states_per_request or 1)
 
 
 def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:

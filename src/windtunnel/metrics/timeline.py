@@ -64,7 +64,7 @@ def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None 
             np.append(held.end, idle.end),
             np.append(held.blocks, idle.blocks) / blocks,
         ),
-        output_throughput=_rate(edges, emitted, np.concatenate((steps.emitted, ones))),
+        output_throughput=_rate(edges, emitted, np.concatenate((steps.emitted * steps.tokens_of_decode, ones))),
         request_throughput=_rate(edges, last_token),
         arrivals=_rate(edges, requests.arrival),
     )

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise
 from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
@@ -24,7 +25,7 @@ with arg max (8), as vLLM's sampler does without top-k and top-p."""
 
 SAMPLER_LAUNCHES = 10
 
-LAYOUTS = {GATHERED: "", LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto", ONE_SIDED: ""}
+LAYOUTS = {LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto"}
 """How the tokens of experts lie in memory, by what brought them."""
 
 IN_8_BITS = ("fp8", "fp8_block")
@@ -200,10 +201,15 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         gated=moe.gated,
         dtype=dtype,
         weight_only=weight_only,
-        layout=LAYOUTS[engine.all2all_backend],
+        layout=LAYOUTS.get(engine.all2all_backend, ""),
     )
     there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
-    yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
+    if engine.all2all_backend == ONE_KERNEL:
+        (dispatch,), (combine,) = ([each.kernel for each in side] for side in (there, back))
+        assert isinstance(dispatch, Exchange) and isinstance(combine, Exchange)
+        yield Operator("experts_with_exchange", "experts", phase, 1, ExchangingExperts(kernel, dispatch, combine))
+    else:
+        yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
     if moe.latent_norm:
         yield moving("latent_norm", 4.0 * width)
     if moe.latent_size:
@@ -239,6 +245,8 @@ def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operat
         if mode == "one_sided" and experts.dtype == "nvfp4":
             sent = experts.dtype
         back = sent if engine.low_precision_combine else "bfloat16"
+        if mode == ONE_KERNEL:  # one copy to each GPU, in 8 bits as the first product takes it
+            mode, sent = "one_sided", "fp8"
         dispatch, combine = (
             Exchange("dispatch", mode, *sizes, dtype=sent),
             Exchange("combine", mode, *sizes, dtype=back),
@@ -278,7 +286,7 @@ def _fuses_all_reduce(pool: Pool) -> bool:
     """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
     chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
     linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
-    return chosen and linked and pool.engine.tensor_parallel_size > 1
+    return chosen and linked and 1 < pool.engine.tensor_parallel_size <= pool.device.gpus_per_domain
 
 
 def _fuses_casts(pool: Pool) -> tuple[bool, bool]:
