@@ -48,6 +48,7 @@ def settings(asked: Asked) -> Settings:
     engine["stream_interval"] = asked.integer("stream-interval")
     servers = [asked.integer(flag) for flag in ("num-serve-frontends", "num-postprocess-workers")]
     engine["api_server_count"] = max((each for each in servers if each), default=None)
+    engine["prompt_graph_tokens"] = _prompt_graphs(asked)
     _combine(asked, engine)
     found = Settings(engine)
     _graphs(asked, engine)
@@ -87,6 +88,19 @@ def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
     if largest and not sizes:
         sizes = tuple(sorted({size for size in SMALL if size <= largest} | {largest}))
     engine["cudagraph_capture_sizes"] = sizes
+
+
+def _prompt_graphs(asked: Asked) -> int | None:
+    """Tokens of the largest captured batch with prompts: up to the most of a step unless sizes are given."""
+    captured = asked.sizes("torch-compile-config.capture-num-tokens")
+    if asked.truth("torch-compile-config.enable-piecewise-cuda-graph"):
+        return max(captured) if captured else asked.integer("max-num-tokens") or PROMPT_TOKENS
+    asked.unused["torch-compile-config.capture-num-tokens"] = "batches with prompts are not captured"
+    return None
+
+
+PROMPT_TOKENS = 8192
+"""``max_num_tokens`` by default (llm_args.py)."""
 
 
 def _role(asked: Asked, found: Settings) -> None:

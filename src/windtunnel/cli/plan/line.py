@@ -103,8 +103,6 @@ def space_of_line(
     Raises InputError for lines of one side, and for what cannot run.
     """
     from windtunnel.deployment.prices import priced
-    from windtunnel.model import load_model
-    from windtunnel.plan.space import AXES, typed_values
     from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
 
     pasted = read_pasted(lines, model)
@@ -114,10 +112,23 @@ def space_of_line(
         raise InputError(
             "from: other values of the model's config are not searched: give --model a changed config.json"
         )
-    words, name = pasted.words, str(pasted.words["model"])
+    line = scenario_of(pasted).deployment()
+    pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
+    words = {"device": DEVICE} | dict(pasted.words)
+    return space_around(words, axes, available, devices_file, routers), replace(line, pools=pools)
+
+
+def space_around(
+    words: Mapping[str, Any], axes: Axes, available: Available, devices_file: Path | None, routers: Values
+) -> "Space":
+    """What is searched around a server, from its words: what a restart changes, and what flags name."""
+    from windtunnel.model import load_model
+    from windtunnel.plan.space import AXES, typed_values
+
+    name = str(words["model"])
     given = {entry.name for entry in fields(axes) if getattr(axes, entry.name) != getattr(Axes(), entry.name)}
     around = _around(words, defaults(load_model(name), routers), given)
-    devices = tuple(split(axes.devices if "devices" in given else (str(words.get("device", DEVICE)),)))
+    devices = tuple(split(axes.devices if "devices" in given else (str(words["device"]),)))
     searched = replace(axes, devices=devices, **around)
     space = available.priced(searched.space(name, available.constraints(), devices_file, routers))
     named = {text.partition("=")[0].replace("-", "_") for text in axes.axis}
@@ -126,9 +137,7 @@ def space_of_line(
         for axis, value in words.items()
         if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *given, *named)
     }
-    line = scenario_of(pasted).deployment()
-    pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
-    return replace(space, axes={**fixed, **space.axes}), replace(line, pools=pools)
+    return replace(space, axes={**fixed, **space.axes})
 
 
 def _around(
