@@ -47,14 +47,14 @@ def predictor(text: str) -> Predictor:
 
 def noisy(output: Integers, spread: float, rng: np.random.Generator) -> Integers:
     """As often too long as too short, by a lognormal factor with this spread of its logarithm."""
-    return _whole(output * np.exp(spread * rng.standard_normal(len(output))))
+    return _whole(np.asarray(output * np.exp(spread * rng.standard_normal(len(output))), dtype=np.float64))
 
 
 def classwise(output: Integers, size: float, wrong: float, rng: np.random.Generator) -> Integers:
     """The end of the class that holds the length; for a share ``wrong`` of the requests that of a class next to it."""
     number = np.ceil(np.log(output) / np.log(size) - 1e-9)
     step = np.where(rng.random(len(output)) < wrong, rng.choice([-1.0, 1.0], len(output)), 0.0)
-    return _whole(size ** np.maximum(number + step, 0))
+    return _whole(np.asarray(size ** np.maximum(number + step, 0), dtype=np.float64))
 
 
 def _whole(lengths: NDArray[np.float64]) -> Integers:
