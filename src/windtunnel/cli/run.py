@@ -74,7 +74,7 @@ def run(
     verbose
         Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
-    from windtunnel.metrics import summary, summary_json
+    from windtunnel.metrics import bands, summary, summary_json, unroll
     from windtunnel.simulate.simulate import batch_times
 
     if pasting.dry_run:
@@ -84,16 +84,20 @@ def run(
         return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup, output is not None), outputs)
     default_goal, scenario = not scenario.goals.limits(), replace(scenario, goals=scenario.goals.or_default())
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
-    tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
+    tables = batch_times(deployment, scenario.server.perf)
+    results: list[Summary] = []
+    documents: list[dict[str, Any]] = []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         workload, done = _simulated(scenario, deployment, tables, overheads, seed)
-        result = summary(done, slo, exclude_warmup=exclude_warmup)
+        steps = None if results else unroll(done)  # of the first, which the bands look at, too
+        result = summary(done, slo, exclude_warmup=exclude_warmup, steps=steps)
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], pasting.strict, scenario, details)
+            around = replace(bands(done, documents[0], steps=steps), unchanged_rate=details.bands == "rate")
+            manifest = _manifest(done, around, pasting.strict, scenario, details)
             first = done if output is not None or outputs.wanted() else None
-            del done, result  # hundreds of bytes a request, and what follows takes as much
+            del done, result, steps  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
                 with progress("simulating faster and slower servers"):
                     ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
@@ -155,17 +159,13 @@ def require_some_fit(done: "Run") -> None:
         raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
 
 
-def _judged(
-    done: "Run", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
-) -> "tuple[Bands, dict[str, Any]]":
-    """How sure a run is, and its manifest with what was asked for."""
-    from windtunnel.metrics import bands
+def _manifest(done: "Run", around: "Bands", strict: bool, scenario: Scenario, details: Details) -> dict[str, Any]:
+    """The manifest of a run, with what was asked for. Raises InputError for a strict one beyond the kernel data."""
     from windtunnel.simulate.notes import refuse_extrapolation
 
-    around = replace(bands(done, document), unchanged_rate=details.bands == "rate")
     if strict:
         refuse_extrapolation(done, around.uncertainty.beyond)
-    return around, done.manifest | _asked(done, scenario, details)
+    return done.manifest | _asked(done, scenario, details)
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
