@@ -17,7 +17,7 @@ from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.deployment import SLO, Deployment
-    from windtunnel.metrics import Bands, Summary
+    from windtunnel.metrics import Bands, Steps, Summary
     from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.overheads import Overheads
     from windtunnel.simulate.run import Run
@@ -74,7 +74,7 @@ def run(
     verbose
         Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
-    from windtunnel.metrics import bands, summary, summary_json, unroll
+    from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.simulate import batch_times
 
     if pasting.dry_run:
@@ -84,18 +84,14 @@ def run(
         return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup, output is not None), outputs)
     default_goal, scenario = not scenario.goals.limits(), replace(scenario, goals=scenario.goals.or_default())
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
-    tables = batch_times(deployment, scenario.server.perf)
-    results: list[Summary] = []
-    documents: list[dict[str, Any]] = []
+    tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        workload, done = _simulated(scenario, deployment, tables, overheads, seed)
-        steps = None if results else unroll(done)  # of the first, which the bands look at, too
+        workload, done, steps = _simulated(scenario, deployment, tables, overheads, seed)
         result = summary(done, slo, exclude_warmup=exclude_warmup, steps=steps)
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around = replace(bands(done, documents[0], steps=steps), unchanged_rate=details.bands == "rate")
-            manifest = _manifest(done, around, pasting.strict, scenario, details)
+            around, manifest = _judged(steps, documents[0], pasting.strict, scenario, details)
             first = done if output is not None or outputs.wanted() else None
             del done, result, steps  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
@@ -139,8 +135,9 @@ def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
 
 def _simulated(
     scenario: Scenario, deployment: "Deployment", tables: "Sequence[Tabulated]", overheads: "Overheads", seed: int
-) -> "tuple[Workload, Run]":
-    """The load of a seed, and what becomes of it."""
+) -> "tuple[Workload, Run, Steps]":
+    """The load of a seed, what becomes of it, and its steps for all who look at them."""
+    from windtunnel.metrics import unroll
     from windtunnel.simulate.simulate import simulate
 
     with progress(f"seed {seed}: reading the load"):
@@ -148,7 +145,7 @@ def _simulated(
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
         done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
     require_some_fit(done)
-    return workload, done
+    return workload, done, unroll(done)
 
 
 def require_some_fit(done: "Run") -> None:
@@ -159,13 +156,17 @@ def require_some_fit(done: "Run") -> None:
         raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
 
 
-def _manifest(done: "Run", around: "Bands", strict: bool, scenario: Scenario, details: Details) -> dict[str, Any]:
-    """The manifest of a run, with what was asked for. Raises InputError for a strict one beyond the kernel data."""
+def _judged(
+    steps: "Steps", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
+) -> "tuple[Bands, dict[str, Any]]":
+    """How sure a run is, and its manifest with what was asked for."""
+    from windtunnel.metrics import bands
     from windtunnel.simulate.notes import refuse_extrapolation
 
+    around = replace(bands(steps.run, document, steps=steps), unchanged_rate=details.bands == "rate")
     if strict:
-        refuse_extrapolation(done, around.uncertainty.beyond)
-    return done.manifest | _asked(done, scenario, details)
+        refuse_extrapolation(steps.run, around.uncertainty.beyond)
+    return around, steps.run.manifest | _asked(steps.run, scenario, details)
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
