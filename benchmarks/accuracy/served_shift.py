@@ -2,8 +2,8 @@
 
 A group is an (engine, family, device). Its shift is the median of log(measured ÷ simulated) of its time per token,
 drawn to zero as few loads know it. It is kept where it helps out of sample: each server (dtype, model, layout) is left
-out in turn, and the medians of those left out must come nearer by GAIN. First tokens do not move: their medians made things
-worse but for the very same server, which a calibration is for.
+out in turn, and the medians of those left out must come nearer by GAIN. First tokens do not move: their medians made
+things worse but for the very same server, which a calibration is for.
 
 ``python -m benchmarks.accuracy.served_shift`` prints the groups of ``data/served_errors.toml`` with what this is worth.
 """
