@@ -220,6 +220,11 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
             for row in reuse["by_memory"]
             if row["hit_tokens"] < reuse["hit_tokens"]
         ]
+        if knee := reuse["knee_tokens"]:
+            each = (
+                f", {knee // workload.lanes:,} for each of {workload.lanes} sessions in play" if workload.lanes else ""
+            )
+            facts.append(("knee", f"95 % of that is found with memory for {knee:,} tokens{each}"))
     statistics = ("mean", "min", *(f"p{level}" for level in PERCENTILES), "max")
     lengths = [
         (name.replace("_", " "), *(cell(summary[name][column]) for column in statistics))
