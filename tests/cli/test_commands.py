@@ -84,8 +84,12 @@ def test_the_operators_of_a_whole_run(capsys: Capture) -> None:
     assert sum(seconds.values()) == pytest.approx(busy, rel=1e-9)
     assert {name: part / busy for name, part in seconds.items()} == pytest.approx(shares)
     assert max(shares, key=shares.__getitem__) == "gate_up_proj"  # the largest matrix of a small model's decodes
+    moved = found["operator_bytes"]
+    assert moved.keys() == {name for name in shares if name != "host"}
+    assert all(1e9 < moved[name] / seconds[name] < 4e12 for name in ("gate_up_proj", "down_proj", "qkv_proj"))
     assert main([*QUICK, "--no-bands", "--operators"]) == DONE
     out = capsys.readouterr().out
+    assert " GB/s " in out
     assert "operator of the whole run" in out
     assert "rank-seconds" in out
     assert "down_proj" in out

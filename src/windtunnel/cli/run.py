@@ -36,7 +36,7 @@ class Details:
     gap: Annotated[bool, Parameter(negative=())] = False
     """Say how far the first seed's run is from the best that any scheduler could do on this engine."""
     operators: Annotated[bool, Parameter(negative=())] = False
-    """Show the operators of the first seed's run, their seconds and their shares of its steps' time."""
+    """Show the operators of the first seed's run: seconds, bytes moved, and shares of its steps' time."""
     stream: Annotated[bool, Parameter(negative=())] = False
     """For 10 million requests and more: keep none, and print exact counts and means, and percentiles within 0.1 %."""
 
@@ -181,15 +181,18 @@ def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
 
         found["gap"] = gaps(done)
     if details.operators:
-        from windtunnel.metrics import group_seconds, unroll
-        from windtunnel.perf.tabulate.by_operator import by_operator
+        from windtunnel.metrics import group_bytes, group_seconds, unroll
+        from windtunnel.perf.tabulate.by_operator import by_operator, bytes_by_operator
 
+        pools = scenario.deployment().pools
         with progress("asking every operator"):
-            tables = tuple(by_operator(pool, scenario.server.perf) for pool in scenario.deployment().pools)
+            tables = tuple(by_operator(pool, scenario.server.perf) for pool in pools)
+            moved = tuple(bytes_by_operator(pool) for pool in pools)
         seconds = group_seconds(unroll(replace(done, groups=tables)))
         everything = sum(seconds.values())
         found["operators"] = {name: part / everything for name, part in seconds.items()}
         found["operator_seconds"] = seconds
+        found["operator_bytes"] = group_bytes(unroll(replace(done, groups=moved)))
     return found
 
 
@@ -256,7 +259,7 @@ def _finish(
             document |= {"seeds": len(documents), "interval_95": intervals}
         if around is not None:
             document |= {"bands": dict(around), "roofline": perfect}
-        asked = ("gap", "operators", "operator_seconds", "nothing_shared")
+        asked = ("gap", "operators", "operator_seconds", "operator_bytes", "nothing_shared")
         document |= {name: manifest[name] for name in asked if manifest.get(name) is not None}
         show_json(document)
     else:
@@ -270,5 +273,6 @@ def _finish(
         if manifest.get("gap") is not None:
             show_gaps(manifest["gap"])
         if manifest.get("operators") is not None:
-            show_shares(manifest["operators"], manifest.get("operator_seconds", {}))
+            shares = manifest["operators"]
+            show_shares(shares, *(manifest.get(f"operator_{kind}", {}) for kind in ("seconds", "bytes")))
     return MISSED if any(goals.missed(result) for result in results) else DONE

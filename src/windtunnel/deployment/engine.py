@@ -110,8 +110,8 @@ class Engine:
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
-    """Mean tokens per step with speculation, including the verified token. Progress is exact
-    in expectation; its variance is not simulated."""
+    """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
+    and step which drafts are right (mixed pools without stores); elsewhere each step yields the mean."""
     cudagraph_mode: str | None = None
     """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
     with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;
@@ -119,6 +119,10 @@ class Engine:
     prompt_graph_tokens: int | None = None
     """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
     alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
+    shared_head: bool = False
+    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``)."""
+    shared_dense: bool = False
+    """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0
     """Copies of experts in addition to the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None

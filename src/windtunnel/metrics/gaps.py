@@ -8,7 +8,7 @@ alone between them. Its first decode follows the end of the request's prefill in
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Counts, Steps
 from windtunnel.metrics.window import Window
-from windtunnel.simulate.run import FINISHED
+from windtunnel.perf.batch_times import whole
+from windtunnel.simulate.run import FINISHED, Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -191,7 +192,7 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
     inside. Where an event has several tokens, because the server waits for them or because a step that verifies drafts
     yields them together, there is one for each event, as clients see it."""
-    if (tokens := streamed(steps.run.manifest)) > 1:
+    if (tokens := streamed(steps.run)) > 1:
         return Distribution(_event_gaps(steps, window, tokens))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
@@ -202,12 +203,17 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 
-def streamed(manifest: Mapping[str, Any]) -> float:
-    """Tokens of an event that the client gets, of the servers that decode: of a step with drafts the mean."""
-    pools = manifest.get("deployment", {}).get("pools", ())
-    engines = [pool.get("engine", {}) for pool in pools if pool.get("role") != "prefill"]
-    tokens = [max(each.get("stream_interval", 1), each.get("acceptance_length") or 1.0) for each in engines]
-    return float(max(tokens, default=1.0))
+def streamed(run: Run) -> float:
+    """Gaps between the events that the client gets, in gaps of the log, of the servers that decode. An event has the
+    tokens of a step with drafts: these are one gap where such steps are simulated, else as many as they are on
+    average."""
+    found = [1.0]
+    for pool, times in zip(run.manifest.get("deployment", {}).get("pools", ()), run.times, strict=False):
+        engine = pool.get("engine", {})
+        interval, accepted = engine.get("stream_interval", 1), engine.get("acceptance_length") or 1.0
+        if pool.get("role") != "prefill":
+            found.append(max(interval, accepted) / (accepted if whole(times).decode_width > 1 else 1.0))
+    return float(max(found))
 
 
 def _event_gaps(steps: Steps, window: Window, tokens: float) -> Floats:

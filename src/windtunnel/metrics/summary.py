@@ -367,7 +367,8 @@ def output_tokens(steps: Steps, window: Window) -> int:
         return int(requests.output_tokens[requests.status == FINISHED].sum())
     resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
     first = int(window.holds(requests.first_token).sum())
-    return int(steps.emitted[window.holds(steps.ends)].sum()) + first + resumed
+    decoded = int(steps.emitted[window.holds(steps.ends)].sum())
+    return round(decoded * steps.tokens_of_decode) + first + resumed
 
 
 def _prompt_tokens(steps: Steps, window: Window) -> int:

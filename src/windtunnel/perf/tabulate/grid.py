@@ -3,9 +3,9 @@
 Speculative decoding is tabulated by expected acceptance: what a step costs, divided by the tokens that it yields. A
 step verifies ``drafts`` + 1 tokens of each request, after a draft layer as large as one of the model's ran ``drafts``
 times with its own pass through the head (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2). The
-simulated request gains one token a step, so the tables hold the time of a real step over ``accepted``: a request's
-progress is then exact in expectation, also where prefill chunks come between. Attention reads the cached tokens once
-for all tokens of a request.
+tables hold the time of a real step over ``accepted``: where a simulated request gains one token a step, its progress
+is then exact in expectation, also where prefill chunks come between; where a step yields what is drawn,
+``BatchTimes.of_steps`` makes whole steps of them. Attention reads the cached tokens once for all tokens of a request.
 """
 
 from collections.abc import Callable

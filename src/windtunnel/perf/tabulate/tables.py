@@ -91,8 +91,13 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         ranks=engine.data_parallel_size if pool.lockstep else 1,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,
-        draft_share=len(pool.model.draft_layers) / pool.model.num_layers,
+        draft_share=draft_share(pool),
     )
+
+
+def draft_share(pool: Pool) -> float:
+    """A draft layer's share of the model's layers."""
+    return len(pool.model.draft_layers) / pool.model.num_layers
 
 
 def _graphs_prompts(engine: Engine) -> bool:
@@ -136,6 +141,20 @@ class Tabulated:
     were asked beyond the data, or on a device that has none. Neither holds host work.
     Empty where unknown."""
 
+    def of_steps(self, drafts: int, accepted: float, ranks: int, share: float) -> "Tabulated":
+        """See ``BatchTimes.of_steps``."""
+
+        def each(found: dict[str, BatchTimes]) -> dict[str, BatchTimes]:
+            return {name: table.of_steps(drafts, accepted, ranks, share) for name, table in found.items()}
+
+        return replace(
+            self,
+            times=self.times.of_steps(drafts, accepted, ranks, share),
+            sources=each(self.sources),
+            groups=each(self.groups),
+            doubts=each(self.doubts),
+        )
+
     def scaled(self, factor: float) -> "Tabulated":
         """All times multiplied by a factor; their shares stay as they are."""
         pipeline = self.pipeline.scaled(factor) if self.pipeline else None
@@ -162,8 +181,9 @@ class Sums:
         ax = self.axes
         none = np.zeros(ax.max_num_seqs + 1)
         shapes = part_shapes(ax)
+        tables: dict[str, Any] = {part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS}
         return BatchTimes(
-            **{part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS},
+            **tables,
             host_overlapped=none if overlapped is None else overlapped,
             host_serial=none if serial is None else serial,
             context_knots=ax.context_knots,
