@@ -151,6 +151,31 @@ def test_captured_prompts_wait_for_no_module() -> None:
     assert captured.decode_tokens[4] == plain.decode_tokens[4]
 
 
+def test_a_head_and_dense_layers_that_ranks_divide_take_an_eighth_of_the_memory_and_less_time_for_few_requests() -> (
+    None
+):
+    """DeepSeek-R1: a head of 129,280 x 7168 in 16 bits, 3 dense layers of three matrices of 7168 x 18432 in 8 (with
+    scales for blocks of 128 x 128). Slices are read, and the states and logits of all gathered."""
+    engine: dict[str, Any] = {"preset": "sglang-0.5", "data_parallel_size": 8, "enable_expert_parallel": True}
+    name, divided = "deepseek-ai/DeepSeek-R1", {"shared_head": True, "shared_dense": True}
+    own, shared = (pool(name, "b200", **engine, **more) for more in ({}, divided))
+    saved = kv_blocks(own).weight_bytes - kv_blocks(shared).weight_bytes
+    dense = 3 * 3 * 7168 * 18432 * (1 + 4 / 128**2)
+    assert saved == pytest.approx(7 / 8 * (129280 * 7168 * 2 + dense), rel=0.01)
+    kernels = {op.name: op.kernel for op in operators(shared)}
+    alone = {op.name: op.kernel for op in operators(own)}
+    b200, one, zero = device("b200"), np.ones(1), np.zeros(1)
+    few, many = one, 2048 * one
+    for rows, ratio in ((few, 1 / 8), (many, 1.0)):  # weights for few requests, products for many
+        whole = alone["lm_head"].bound(b200, rows, zero)
+        np.testing.assert_allclose(kernels["lm_head"].bound(b200, rows, zero) / whole, ratio, rtol=0.1)
+    logits = kernels["logits_all_gather"].bound(b200, many, zero)
+    np.testing.assert_allclose(logits, 7 / 8 * 2048 * 8 * 129280 * 2 / b200.link_bandwidth)
+    np.testing.assert_allclose(kernels["gate_up_proj"].flops(one, zero), alone["gate_up_proj"].flops(one, zero) / 8)
+    with pytest.raises(InputError, match="shared_head: needs data-parallel ranks"):
+        pool("Qwen/Qwen3-8B", shared_head=True)
+
+
 def test_experts_that_exchange_take_as_long_as_the_longer_of_both() -> None:
     """Tokens of 8 ranks, 8 choices of 256 experts: a copy to 5.25 GPUs in the mean, 7 of 8 of them another one, 7168
     numbers there in 8 bits with a scale for 128, and back in 16. One rank's decodes wait for the weights."""

@@ -83,6 +83,7 @@ OWN: dict[str, dict[str, Any]] = {
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
         "states_per_request": st.sampled_from([3, 5]),
+        "shared_head": st.just(True),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
@@ -147,10 +148,12 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
     cached = flags.get("enable_prefix_caching") is not False and "radix_cache=false" not in flags.get("scheduler", "")
     if not model.state_bytes():
         found |= {"mamba_ssm_cache_dtype", "states_per_request"}
-    elif not cached:
+    elif not cached or flags.get("async_scheduling") is False:  # then there is one state less
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
+    if not (model.has_moe and flags.get("data_parallel_size", 1) > 1):
+        found |= {"shared_head"}
     if not model.has_moe:
         found |= {"num_redundant_experts", "low_precision_combine"}
     elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):

@@ -120,6 +120,10 @@ class Engine:
     prompt_graph_tokens: int | None = None
     """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
     alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
+    shared_head: bool = False
+    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``)."""
+    shared_dense: bool = False
+    """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0
     """Copies of experts in addition to the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None

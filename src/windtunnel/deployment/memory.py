@@ -117,7 +117,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
     rules = preset(engine.preset).memory
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
-    weights += _padding_bytes(model, device, engine) + _copies(model, engine)
+    weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
     activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
     graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
@@ -194,6 +194,14 @@ def _copies(model: Model, engine: Engine) -> int:
     layers = [(count, layer.mlp) for count, layer in model.layers if isinstance(layer.mlp, MoE)]
     numbers = sum(count * mlp.expert_parameters(model.hidden_size) for count, mlp in layers)
     return int(each * numbers * model.bytes_per_weight("experts"))
+
+
+def _divided(model: Model, engine: Engine) -> int:
+    """Bytes that a rank has less of where all divide what each would hold."""
+    ranks = engine.data_parallel_size
+    parts = model.gpu_parameters(engine.tensor_parallel_size, ranks, engine.enable_expert_parallel)
+    divided = {"lm_head": engine.shared_head, "mlp": engine.shared_dense}
+    return int(sum(parts[name] * model.bytes_per_weight(name) * on for name, on in divided.items()) * (1 - 1 / ranks))
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:

@@ -289,13 +289,18 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
             f"tensor_parallel_size={tp}: {device.gpus_per_domain} {device.name} GPUs share a {device.link} domain; use "
             "a multiple of that, or no more"
         )
+    for name in ("shared_head", "shared_dense"):
+        if getattr(engine, name) and not (model.has_moe and engine.data_parallel_size > 1):
+            raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
         if isinstance(dense, MLP):
-            _require_width("intermediate_size", dense.intermediate_size, tp, "mlp", model)
+            _require_width(
+                "intermediate_size", dense.intermediate_size, ranks if engine.shared_dense else tp, "mlp", model
+            )
         if not isinstance(mlp, MoE):
             continue
         if not engine.enable_expert_parallel:

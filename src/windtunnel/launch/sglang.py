@@ -82,7 +82,7 @@ def settings(asked: Asked) -> Settings:
     _scheduler(asked, engine)
     _hand_over(asked, found)
     _balance(asked, together)
-    _layout(asked, together)
+    _layout(asked, engine, together)
     _host_memory(asked)
     return found
 
@@ -268,13 +268,14 @@ def _balance(asked: Asked, ranks: int) -> None:
         asked.refused[flag] = "which rank gets a request: the one with the fewest stands for it"
 
 
-def _layout(asked: Asked, ranks: int) -> None:
-    """Ranks of attention hold dense layers and the head whole here; SGLang divides them over all GPUs unless told."""
+def _layout(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
+    """Dense layers and the head are divided over all GPUs unless the line says otherwise. Without a model a line is no
+    whole one, and says nothing by what it leaves out."""
     dense, head = asked.line.flags.get("moe-dense-tp-size"), asked.truth("enable-dp-lm-head")
     if ranks == 1:
         asked.unused["enable-dp-lm-head"] = asked.unused["moe-dense-tp-size"] = "there are no ranks of attention"
         return
-    if not head:
-        asked.absent["enable-dp-lm-head"] = "the head is divided over all GPUs; here each rank has its own"
-    if dense != 1 and (asked.model is None or len({type(layer.mlp) for _, layer in asked.model.layers}) > 1):
-        asked.absent["moe-dense-tp-size"] = "dense layers are divided over all GPUs; here each rank has its own"
+    if asked.model is not None and asked.experts:
+        engine["shared_head"] = True if not head else None
+        divides = dense != 1 and len({type(layer.mlp) for _, layer in asked.model.layers}) > 1
+        engine["shared_dense"] = True if divides else None

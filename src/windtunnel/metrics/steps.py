@@ -265,6 +265,17 @@ def in_flight(steps: Steps, blocks: Floats) -> InFlight:
     return InFlight(ranks[some] // 2**20, times[some], times[some + 1], held[some] / flying[some])
 
 
+def blocks_in_use(steps: Steps, part: float | Floats = 0.5, rows: Counts | slice = slice(None)) -> Floats:
+    """[rows of heads] blocks that are in use so far into a row, as a share of its steps: those after its first step and
+    what its tokens have filled since; by default the mean over the row."""
+    run, heads = steps.run, steps.heads[rows]
+    of_row = np.array([replica["pool"] for replica in run.manifest["replicas"]])[run.iterations.replica[heads]]
+    of_pools = ([pool[key] for pool in run.manifest["pools"]] for key in ("block_size", "kv_blocks"))
+    block_size, capacity = (np.array(values, dtype=np.float64)[of_row] for values in of_pools)
+    grown = part * steps.tokens[rows] * (run.iterations.steps[heads] - 1) / block_size
+    return np.asarray(np.minimum(run.iterations.used_blocks[heads] + grown, capacity))
+
+
 def held_between(steps: Steps, capacity: Floats) -> InFlight:
     """The spans in which ranks were idle and held blocks: for others to fetch, or to come. ``capacity``: blocks of a
     rank of each replica. Of pipelines nothing is known."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Steps, held_between, in_flight, sums, work
+from windtunnel.metrics.steps import Steps, blocks_in_use, held_between, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -252,20 +252,9 @@ def _replica_usage(
 
 def _held(steps: Steps, pool: Integers, window: Window) -> tuple[Floats, Floats]:
     """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
-    present = in_flight(steps, _blocks_in_use(steps, pool))
+    present = in_flight(steps, blocks_in_use(steps))
     flying = present.inside(window)
     return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
-
-
-def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
-    """[heads] mean number of blocks over a row: those after its first step and half of what its tokens will fill."""
-    log, heads = steps.run.iterations, steps.heads
-    pools = steps.run.manifest["pools"]
-    of_row = pool[log.replica[heads]]
-    block_size = np.array([entry["block_size"] for entry in pools], dtype=np.float64)[of_row]
-    capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[of_row]
-    grown = steps.tokens * (log.steps[heads] - 1) / (2 * block_size)
-    return np.minimum(log.used_blocks[heads] + grown, capacity)
 
 
 def _present(steps: Steps, window: Window) -> Floats:

@@ -158,11 +158,11 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
-    values |= {"moe-dense-tp-size": 1 if together > 1 else None}  # and its own dense layers
+    values |= {"moe-dense-tp-size": 1 if together > 1 and not engine.get("shared_dense") else None}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
-        "enable-dp-lm-head": together > 1,  # each rank has its own, as simulated
+        "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
@@ -199,8 +199,9 @@ def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
     more = (engine.get("states_per_request") or 1) - KEPT_STATES
     if more < 1 or rules["radix_cache"] is False:
         return None
-    ahead = engine.get("async_scheduling") is not False
-    return next((name for name, states in BUFFERED.items() if states == more or not ahead), None)
+    if engine.get("async_scheduling") is False:
+        return "extra_buffer" if more == 1 else None
+    return next((name for name, states in BUFFERED.items() if states == more), None)
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:

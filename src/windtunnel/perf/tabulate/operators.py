@@ -15,6 +15,7 @@ from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
+from windtunnel.perf.kinds.of_all_ranks import OfAllRanks
 from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.tabulate.mixers import mixer_operators
 from windtunnel.perf.tabulate.operator import Operator, all_reduce, moving, product, projection, together, weight_format
@@ -111,9 +112,16 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
     yield moving("final_norm", 8.0 * hidden)
     if width != hidden:
         yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
-    yield Operator("lm_head", "gemm", "sequences", 1, product(pool, "lm_head", vocabulary, width))
-    if tp > 1:
-        gather = Collective("all_gather", tp, vocabulary * tp, graph=False)
+    ranks = pool.engine.data_parallel_size if pool.engine.shared_head else 1
+    gpus = tp * ranks
+    if ranks > 1:  # every GPU has a slice, for the requests of all
+        gather = Collective("all_gather", gpus, width * ranks, graph=False)
+        yield Operator("states_all_gather", "communication", "sequences", 1, gather)
+        vocabulary = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // gpus
+    head = product(pool, "lm_head", vocabulary, width)
+    yield Operator("lm_head", "gemm", "sequences", 1, OfAllRanks(head, ranks) if ranks > 1 else head)
+    if gpus > 1:
+        gather = Collective("all_gather", gpus, vocabulary * gpus * ranks, graph=False)
         yield Operator("logits_all_gather", "communication", "sequences", 1, gather)
     sampler = Elementwise(SAMPLER_BYTES * model.vocab_size, SAMPLER_LAUNCHES, graph=False)
     yield Operator("sampling", "other", "sequences", 1, sampler)
@@ -135,7 +143,8 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from all_reduce(pool, "attention_all_reduce", hidden)
     dense = layer.beside or layer.mlp
     if isinstance(dense, MLP):
-        yield from _network(pool, dense, "mlp", ("gate_up_proj" if dense.gated else "up_proj", "down_proj"))
+        names = ("gate_up_proj" if dense.gated else "up_proj", "down_proj")
+        yield from (_divided if pool.engine.shared_dense else _network)(pool, dense, "mlp", names)
         yield from all_reduce(pool, "mlp_all_reduce", hidden)
     if isinstance(layer.mlp, MoE):
         yield from _experts(pool, layer.mlp)
@@ -219,6 +228,15 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         yield moving("shared_experts_add", 6.0 * hidden)
     if tp > 1:  # shares of a sum cannot be normalised: both sums are completed first (vLLM's LatentMoERunner)
         yield from all_reduce(pool, "expert_all_reduce", hidden + width * moe.latent_norm)
+
+
+def _divided(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
+    """A network that all ranks divide: tokens of all are gathered, and the sums scattered."""
+    ranks, hidden = pool.engine.data_parallel_size, pool.model.hidden_size
+    yield _each("mlp_all_gather", "all_tokens", Collective("all_gather", ranks, hidden))
+    for operator in _network(pool, replace(mlp, intermediate_size=mlp.intermediate_size // ranks), part, names):
+        yield replace(operator, phase="all_tokens")
+    yield _each("mlp_reduce_scatter", "all_tokens", Collective("reduce_scatter", ranks, hidden))
 
 
 def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
