@@ -121,7 +121,8 @@ class Engine:
     """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
     alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
     shared_head: bool = False
-    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``)."""
+    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``), or that of
+    drafts alone (TensorRT-LLM's ``enable_lm_head_tp_in_adp``)."""
     shared_dense: bool = False
     """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0

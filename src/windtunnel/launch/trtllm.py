@@ -55,6 +55,7 @@ def settings(asked: Asked) -> Settings:
     _role(asked, found)
     _prefixes(asked)
     _drafts(asked, engine)
+    _heads(asked, engine)
     _scheduler(asked, engine)
     tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
     if tokens and seqs and tokens < seqs:
@@ -131,6 +132,15 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
         return
     engine["num_speculative_tokens"] = drafts = drafts or 1
     engine["acceptance_length"] = acceptance(asked, kind or "mtp", drafts, None)
+
+
+def _heads(asked: Asked, engine: dict[str, Any]) -> None:
+    """The head of drafts, which ranks of attention divide."""
+    flag = "enable-lm-head-tp-in-adp"
+    if not (engine["data_parallel_size"] and engine.get("num_speculative_tokens") and asked.experts):
+        asked.unused[flag] = "there are no drafts of ranks of attention, whose head it would divide"
+    elif asked.truth(flag):
+        engine["shared_head"] = True
 
 
 def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
