@@ -96,7 +96,7 @@ class RateClimb:
         return self.candidate.deployment, self.question.rate(step)
 
     def promise(self, step: int) -> float:
-        """Capacity per weight; of lanes no bound is known, and more than are tried may hold."""
+        """Capacity per weight; of lanes no bound is known: beyond the highest step more may hold."""
         if self.question.in_lanes and step == self.high:
             return math.inf
         return self.question.rate(step) / self.weight
