@@ -102,7 +102,7 @@ class Shard:
         return self._attention(query, keys, values, None)
 
     def _attn_decode_skewed(self, a: int, b: int) -> Call:
-        """One request has half of all keys, the others share the rest: in two calls, as one would pad to the longest."""
+        """One request has half of all keys, the others share the rest: in two calls, as one would pad all to it."""
         longest = a * b // 2
         parts = self._attn_decode(1, longest), self._attn_decode(a - 1, max((a * b - longest) // (a - 1), 1))
         return lambda: [part() for part in parts]

@@ -138,8 +138,8 @@ def _show(measured: "Profile") -> None:
     if skewed := sorted(row["times"] for row in measured.about.get("skew", [])):
         middle, most = skewed[len(skewed) // 2], skewed[-1]
         said = [
-            f"where one request has half of all keys, decode attention takes {middle:.2f} times as long (median; at most "
-            f"{most:.2f}), in two calls: runs know the keys of a step together"
+            f"where one request has half of all keys, decode attention takes {middle:.2f} times as long (median, at "
+            f"most {most:.2f}), in two calls: runs know the keys of a step together"
         ]
     show(table(names, rows, title), *remarks(said))
 
