@@ -35,7 +35,7 @@ RUN = ["run", "Qwen/Qwen3-32B", "--device", "h100", "-tp", "2", "--json", "--tra
 
 DAY = """
 import json, resource, sys
-from windtunnel.metrics import bands, summary, summary_json
+from windtunnel.metrics import bands, summary, summary_json, unroll
 from windtunnel.scenario import Scenario
 from windtunnel.scenario.scenario import vary
 from windtunnel.simulate.simulate import batch_times, simulate
@@ -49,7 +49,8 @@ deployment, load = vary(Scenario(), json.loads(sys.argv[2])).deployment(), load_
 tables, clock = batch_times(deployment), [used()]
 run = simulate(deployment, load, tables=tables)
 clock.append(used())
-bands(run, summary_json(summary(run, {"ttft": 1.0, "itl": 0.05})))
+steps = unroll(run)
+bands(run, summary_json(summary(run, {"ttft": 1.0, "tpot": 0.05}, steps=steps)), steps=steps)
 clock.append(used())
 print(json.dumps([*clock, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(run.iterations.steps)]))
 """

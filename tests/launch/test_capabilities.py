@@ -119,6 +119,15 @@ def test_copies_of_experts_take_memory() -> None:
     assert with_copies.num_blocks < without.num_blocks
 
 
+@pytest.mark.parametrize(("slots", "copies"), [(256, None), (288, 32)])
+def test_slots_beyond_the_experts_are_copies(slots: int, copies: int | None) -> None:
+    said = f'\'{{"load_balancer": {{"num_slots": {slots}, "layer_updates_per_iter": 1}}}}\''
+    line = f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 --tp_size 16 --ep_size 16 --enable_attention_dp --moe_config {said}"
+    found = reading(line)
+    assert found.settings.get("num_redundant_experts") == copies
+    assert not [word for word in found.not_simulated if "balancer" in word.flag]
+
+
 def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
     alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
     assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)
@@ -174,6 +183,25 @@ def test_a_head_and_dense_layers_that_ranks_divide_take_an_eighth_of_the_memory_
     np.testing.assert_allclose(kernels["gate_up_proj"].flops(one, zero), alone["gate_up_proj"].flops(one, zero) / 8)
     with pytest.raises(InputError, match="shared_head: needs data-parallel ranks"):
         pool("Qwen/Qwen3-8B", shared_head=True)
+
+
+def test_the_head_of_drafts_is_divided_for_few_requests() -> None:
+    """On GB200, 4 GPUs to a node: 256 // 85 = 3 is nearer to 4 than to 1, and 256 // 86 = 2 is not. A quarter of the
+    weights is read for each of 3 drafts, and the head of the verification stays whole."""
+    line = "--tp_size 16 --ep_size 16 --enable_attention_dp --enable_lm_head_tp_in_adp true"
+    drafts = '--speculative_config \'{"decoding_type": "MTP", "num_nextn_predict_layers": 3}\''
+    assert reading(f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 {line} {drafts}").settings["shared_head"]
+    assert "shared_head" not in reading(f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 {line}").settings
+    engine: dict[str, Any] = {"preset": "trtllm-1.1", "data_parallel_size": 16, "enable_expert_parallel": True}
+    more = {"num_speculative_tokens": 3, "acceptance_length": 2.0, "shared_head": True}
+    (head,) = [op for op in operators(pool("nvidia/DeepSeek-R1-NVFP4", "gb200", **engine, **more)) if op.drafting]
+    assert head.drafting is not None
+    gb200, rows = device("gb200"), np.array([1.0, 85.0, 86.0])
+    whole = head.kernel.bound(gb200, rows, 0 * rows)
+    np.testing.assert_allclose(head.drafting.bytes_moved(rows, 0 * rows)[0], 129280 * 7168 * 2 / 4, rtol=0.01)
+    shares = head.drafting.bound(gb200, rows, 0 * rows) / whole
+    assert shares[0] == pytest.approx(0.25, abs=0.01)
+    assert shares[0] < shares[1] < 0.5 and shares[2] == 1.0
 
 
 def test_experts_that_exchange_take_as_long_as_the_longer_of_both() -> None:

@@ -105,6 +105,8 @@ OWN: dict[str, dict[str, Any]] = {
     "trtllm": {
         "low_precision_combine": st.just(True),
         "prompt_graph_tokens": st.just(2048),
+        "num_redundant_experts": st.just(8),
+        "shared_head": st.just(True),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
         "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"]),
@@ -152,7 +154,8 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
-    if not (model.has_moe and flags.get("data_parallel_size", 1) > 1):
+    alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
+    if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}
     if not model.has_moe:
         found |= {"num_redundant_experts", "low_precision_combine"}

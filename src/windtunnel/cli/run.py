@@ -17,7 +17,7 @@ from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.deployment import SLO, Deployment
-    from windtunnel.metrics import Bands, Summary
+    from windtunnel.metrics import Bands, Steps, Summary
     from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.overheads import Overheads
     from windtunnel.simulate.run import Run
@@ -86,14 +86,14 @@ def run(
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        workload, done = _simulated(scenario, deployment, tables, overheads, seed)
-        result = summary(done, slo, exclude_warmup=exclude_warmup)
+        workload, done, steps = _simulated(scenario, deployment, tables, overheads, seed)
+        result = summary(done, slo, exclude_warmup=exclude_warmup, steps=steps)
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], pasting.strict, scenario, details)
+            around, manifest = _judged(steps, documents[0], pasting.strict, scenario, details)
             first = done if output is not None or outputs.wanted() else None
-            del done, result  # hundreds of bytes a request, and what follows takes as much
+            del done, result, steps  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
                 with progress("simulating faster and slower servers"):
                     ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
@@ -135,8 +135,9 @@ def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
 
 def _simulated(
     scenario: Scenario, deployment: "Deployment", tables: "Sequence[Tabulated]", overheads: "Overheads", seed: int
-) -> "tuple[Workload, Run]":
-    """The load of a seed, and what becomes of it."""
+) -> "tuple[Workload, Run, Steps]":
+    """The load of a seed, what becomes of it, and its steps for all who look at them."""
+    from windtunnel.metrics import unroll
     from windtunnel.simulate.simulate import simulate
 
     with progress(f"seed {seed}: reading the load"):
@@ -144,7 +145,7 @@ def _simulated(
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
         done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
     require_some_fit(done)
-    return workload, done
+    return workload, done, unroll(done)
 
 
 def require_some_fit(done: "Run") -> None:
@@ -156,16 +157,16 @@ def require_some_fit(done: "Run") -> None:
 
 
 def _judged(
-    done: "Run", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
+    steps: "Steps", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
 ) -> "tuple[Bands, dict[str, Any]]":
     """How sure a run is, and its manifest with what was asked for."""
     from windtunnel.metrics import bands
     from windtunnel.simulate.notes import refuse_extrapolation
 
-    around = replace(bands(done, document), unchanged_rate=details.bands == "rate")
+    around = replace(bands(steps.run, document, steps=steps), unchanged_rate=details.bands == "rate")
     if strict:
-        refuse_extrapolation(done, around.uncertainty.beyond)
-    return around, done.manifest | _asked(done, scenario, details)
+        refuse_extrapolation(steps.run, around.uncertainty.beyond)
+    return around, steps.run.manifest | _asked(steps.run, scenario, details)
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:

@@ -111,7 +111,8 @@ class Engine:
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
-    and step which drafts are right (mixed pools without stores); elsewhere each step yields the mean."""
+    and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
+    """
     cudagraph_mode: str | None = None
     """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
     with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;
@@ -120,7 +121,8 @@ class Engine:
     """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
     alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
     shared_head: bool = False
-    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``)."""
+    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``), or that of
+    drafts alone (TensorRT-LLM's ``enable_lm_head_tp_in_adp``)."""
     shared_dense: bool = False
     """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0

@@ -200,7 +200,7 @@ def _divided(model: Model, engine: Engine) -> int:
     """Bytes that a rank has less of where all divide what each would hold."""
     ranks = engine.data_parallel_size
     parts = model.gpu_parameters(engine.tensor_parallel_size, ranks, engine.enable_expert_parallel)
-    divided = {"lm_head": engine.shared_head, "mlp": engine.shared_dense}
+    divided = {"lm_head": engine.shared_head and engine.backend != "trtllm", "mlp": engine.shared_dense}
     return int(sum(parts[name] * model.bytes_per_weight(name) * on for name, on in divided.items()) * (1 - 1 / ranks))
 
 

@@ -298,6 +298,8 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"
         yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
+    if engine.get("shared_head"):
+        yield "enable_lm_head_tp_in_adp: true"
     if engine.get("low_precision_combine"):
         yield "moe_config:\n  use_low_precision_moe_combine: true"
 

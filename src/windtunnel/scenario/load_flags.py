@@ -88,6 +88,10 @@ class Load:
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
     """Longest request, prompt and output together: longer ones are cut, both in proportion."""
+    predict_outputs: str | None = None
+    """What schedulers that decide by lengths are told of outputs: oracle, noisy:SIGMA, classes:SIZE[:WRONG], others, or
+    a function of yours (FILE.py:NAME). It becomes the declared limit, at least the real output, and prompt plus
+    prediction the priority."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
@@ -240,6 +244,8 @@ class Load:
         if self.max_request_tokens is not None:
             found = cut_to(found, self.max_request_tokens)
         found = self._assumed(found)
+        if self.predict_outputs is not None:
+            found = self._predicted(found, seed)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes
@@ -267,6 +273,18 @@ class Load:
         if self.prefix_hit_rate is not None:
             return with_hit_rate(found, self.prefix_hit_rate)
         return found if self.shared_prefix is None else with_shared_prefix(found, self.shared_prefix)
+
+    def _predicted(self, found: "Workload", seed: int) -> "Workload":
+        """With predictions; a limit is never below the real output."""
+        import numpy as np
+
+        from windtunnel.policy.predictions import predictor
+        from windtunnel.workload.synthetic import stream
+
+        assert self.predict_outputs is not None
+        prompt, output = found.prompt_tokens, found.output_tokens
+        lengths = predictor(self.predict_outputs)(prompt, output, stream(seed, "predictions"))
+        return replace(found, priority=prompt + lengths, max_tokens=np.maximum(lengths, output))
 
     def _random(self, seed: int) -> "Workload":
         from windtunnel.workload import generate, prefix_repetition, sessions

@@ -122,7 +122,12 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             return {"expert_tokens": replace(plain, seconds=np.where(small, found.seconds, plain.seconds))}
         case "sequences":
             n = np.arange(ax.max_num_seqs + 1, dtype=float)
-            return {"sequences": per_token(lambda each: predictor.times(operator.kernel, each * n, 0.0 * n), ax, 1.0)}
+            drafting = operator.drafting if ax.drafts and operator.drafting else operator.kernel
+
+            def asked(each: int) -> KernelTimes:
+                return predictor.times(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
+
+            return {"sequences": per_token(asked, ax, 1.0)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
             found = per_request(decode_times(operator, a, b, predictor, parts), ax)

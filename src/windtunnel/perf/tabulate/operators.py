@@ -15,7 +15,7 @@ from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
-from windtunnel.perf.kinds.of_all_ranks import OfAllRanks
+from windtunnel.perf.kinds.of_all_ranks import DividedHead, OfAllRanks
 from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.tabulate.mixers import mixer_operators
 from windtunnel.perf.tabulate.operator import Operator, all_reduce, moving, product, projection, together, weight_format
@@ -112,19 +112,30 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
     yield moving("final_norm", 8.0 * hidden)
     if width != hidden:
         yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
-    ranks = pool.engine.data_parallel_size if pool.engine.shared_head else 1
+    of_drafts = pool.engine.shared_head and pool.engine.backend == "trtllm"
+    ranks = pool.engine.data_parallel_size if pool.engine.shared_head and not of_drafts else 1
     gpus = tp * ranks
     if ranks > 1:  # every GPU has a slice, for the requests of all
         gather = Collective("all_gather", gpus, width * ranks, graph=False)
         yield Operator("states_all_gather", "communication", "sequences", 1, gather)
         vocabulary = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // gpus
     head = product(pool, "lm_head", vocabulary, width)
-    yield Operator("lm_head", "gemm", "sequences", 1, OfAllRanks(head, ranks) if ranks > 1 else head)
+    drafting = _head_of_drafts(pool, head) if of_drafts else None
+    yield Operator("lm_head", "gemm", "sequences", 1, OfAllRanks(head, ranks) if ranks > 1 else head, drafting)
     if gpus > 1:
         gather = Collective("all_gather", gpus, vocabulary * gpus * ranks, graph=False)
         yield Operator("logits_all_gather", "communication", "sequences", 1, gather)
     sampler = Elementwise(SAMPLER_BYTES * model.vocab_size, SAMPLER_LAUNCHES, graph=False)
     yield Operator("sampling", "other", "sequences", 1, sampler)
+
+
+def _head_of_drafts(pool: Pool, head: Gemm) -> DividedHead:
+    """The GPUs of a node divide it where they are nearer to 256 over a rank's requests than 1 is (TensorRT-LLM's
+    ``create_lm_head_tp_mapping``): each has a slice for the requests of all, whose states are gathered."""
+    gpus = min(pool.device.gpus_per_node, pool.engine.data_parallel_size)
+    most = 256 // ((1 + gpus) // 2 + 1)
+    gather = Collective("all_gather", gpus, head.k * gpus) if gpus > 1 else None
+    return DividedHead(head, OfAllRanks(replace(head, n=-(-head.n // gpus)), gpus), gather, most)
 
 
 def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
