@@ -119,6 +119,15 @@ def test_copies_of_experts_take_memory() -> None:
     assert with_copies.num_blocks < without.num_blocks
 
 
+@pytest.mark.parametrize(("slots", "copies"), [(256, None), (288, 32)])
+def test_slots_beyond_the_experts_are_copies(slots: int, copies: int | None) -> None:
+    said = f'\'{{"load_balancer": {{"num_slots": {slots}, "layer_updates_per_iter": 1}}}}\''
+    line = f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 --tp_size 16 --ep_size 16 --enable_attention_dp --moe_config {said}"
+    found = reading(line)
+    assert found.settings.get("num_redundant_experts") == copies
+    assert not [word for word in found.not_simulated if "balancer" in word.flag]
+
+
 def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
     alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
     assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)

@@ -105,6 +105,7 @@ OWN: dict[str, dict[str, Any]] = {
     "trtllm": {
         "low_precision_combine": st.just(True),
         "prompt_graph_tokens": st.just(2048),
+        "num_redundant_experts": st.just(8),
         "shared_head": st.just(True),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),

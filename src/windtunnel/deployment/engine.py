@@ -111,7 +111,8 @@ class Engine:
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
-    and step which drafts are right (mixed pools without stores); elsewhere each step yields the mean."""
+    and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
+    """
     cudagraph_mode: str | None = None
     """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
     with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;

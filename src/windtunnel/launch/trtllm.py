@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype
+from windtunnel.model import MoE
 
 NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
 SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
@@ -50,6 +51,7 @@ def settings(asked: Asked) -> Settings:
     engine["api_server_count"] = max((each for each in servers if each), default=None)
     engine["prompt_graph_tokens"] = _prompt_graphs(asked)
     _combine(asked, engine)
+    _slots(asked, engine)
     found = Settings(engine)
     _graphs(asked, engine)
     _role(asked, found)
@@ -75,6 +77,21 @@ def _combine(asked: Asked, engine: dict[str, Any]) -> None:
         asked.unused[flag] = f"the experts are in {stored}"
     else:
         engine["low_precision_combine"] = True
+
+
+def _slots(asked: Asked, engine: dict[str, Any]) -> None:
+    """Slots of all ranks for experts: what there are more of than experts are copies."""
+    flag = "moe-config.load-balancer.num-slots"
+    slots = asked.integer(flag)
+    if slots is None:
+        return
+    if not engine["enable_expert_parallel"]:
+        asked.unused[flag] = "experts are not divided among GPUs"
+    elif asked.model is None:
+        asked.refused[flag] = "how many copies of experts there are"
+    else:
+        experts = max(layer.mlp.num_experts for _, layer in asked.model.layers if isinstance(layer.mlp, MoE))
+        engine["num_redundant_experts"] = max(0, slots - experts) or None
 
 
 IN_FEW_BITS = ("fp8", "fp8_block", "nvfp4")
