@@ -39,7 +39,7 @@ def test_what_helps_servers_left_out_is_kept_and_what_does_not_is_not() -> None:
     assert moved(points(SLOW, 0.0)[0], known) == known[SLOW[:3]].shift
     assert moved(points(RIGHT, 0.0)[0], known) == 0.0
     before, after = left_out([one for key, one in known.items() if len(key) == 6 and key[1] == "Slow"])
-    assert (before, after) == (pytest.approx(0.15, abs=0.01), pytest.approx(0.15 * 4 / 20, abs=0.02))
+    assert [before, after] == [pytest.approx(0.15, abs=0.01), pytest.approx(0.15 * 4 / 20, abs=0.02)]
 
 
 def test_the_file_holds_what_its_groups_say() -> None:
