@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
+from windtunnel.files import read_text
 from windtunnel.hardware import device
 from windtunnel.launch import Reading, read_line, read_source
 from windtunnel.model import load_model
@@ -93,7 +94,10 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--missing", action="store_true")
     given = parser.parse_args()
-    found = list(measured(map(json.loads, given.corpus.read_text(encoding="utf-8").splitlines())))
+    try:
+        found = list(measured(map(json.loads, read_text(given.corpus).splitlines())))
+    except (InputError, ValueError) as error:
+        parser.error(f"{given.corpus}: must be a file with a line of JSON for each launch line ({error})")
     for engine in ("all", "vllm", "sglang", "trtllm", "atom"):
         own = [each for line, each in found if engine in ("all", line["engine"])]
         if own:

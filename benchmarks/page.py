@@ -23,7 +23,11 @@ class Findings:
 
 def written(template: Path, findings: Findings) -> str:
     """The text of an experiment with its numbers."""
-    text = template.read_text(encoding="utf-8").format(**findings.facts)
+    return with_minus(template.read_text(encoding="utf-8").format(**findings.facts))
+
+
+def with_minus(text: str) -> str:
+    """Negative numbers with the sign of a minus."""
     return re.sub(r"(?<=[ (])-(?=\d)", "−", text)
 
 

@@ -21,6 +21,7 @@ from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.speculation import Speculation
 from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.simulate.run import Iterations
 
@@ -331,9 +332,30 @@ def requests_of(case: Case) -> list[Request]:
     return requests
 
 
+def speculation_of(policy: VllmV1) -> Speculation:
+    """What is drafted, for the oracle: which drafts are right is drawn as in the core."""
+    drafts = policy.drafts
+    if drafts is None:
+        return Speculation()
+
+    def accepted(request: Request, count: int) -> int:
+        drawn = mixed(mixed(request.id) ^ mixed(request.generated + 1)) / 2**32
+        return sum(drawn < rate for rate in drafts.rates[:count])
+
+    most = drafts.num_speculative_tokens
+    return Speculation(most, "eagle" if drafts.method == "mtp" else drafts.method, accepted, lambda _: most)
+
+
+def mixed(x: int) -> int:
+    """The core's random numbers, of 32 bits."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = ((x ^ (x >> shift)) * factor) % 2**32
+    return x ^ (x >> 16)
+
+
 def replica_of(case: Case) -> Replica:
     """One replica of a case, for the oracle."""
-    ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
+    ranks = [Impatient(case.limits, case.policy, speculation_of(case.policy)) for _ in range(case.lanes)]
     if isinstance(case.times, StageTimes):
         passage = table_passage(case.times)
         return Replica([Pipeline(rank, case.policy, passage) for rank in ranks])

@@ -17,6 +17,7 @@ from benchmarks.charts import lines
 from benchmarks.estimators import claims
 from benchmarks.estimators.claims import per_cent
 from benchmarks.estimators.shapes import FOR_OTHER_SHAPES, Row, held_out_models, held_out_shards
+from benchmarks.page import with_minus
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.perf.estimators.kinds import DEFAULT, GRIDS
@@ -39,7 +40,7 @@ def page(profile: Profile, splitwise: Path) -> tuple[str, dict[str, str]]:
     facts: dict[str, Any] = {
         "shards": tp,
         "settings": sum(len(grid) for grid in GRIDS.values()),
-        "operators": "\n".join(_operators(compared)),
+        "operators": "\n".join(_operators(compared, tp)),
         "behind": f"{100 * max((value for name, value in behind.items() if name not in far), default=0.0):.1f}",
         "except_for": ", ".join(f"{name} ({100 * behind[name]:.1f} points)" for name in far) or "none",
         "impossible": ", ".join(_impossible(compared)) or "nowhere",
@@ -62,17 +63,18 @@ def page(profile: Profile, splitwise: Path) -> tuple[str, dict[str, str]]:
     charts = {
         f"estimators-{CHARTS[term][0]}.svg": _chart(what, CHARTS[term][1], x, y) for term, what, _, _, x, y in terms
     }
-    return TEXT.read_text(encoding="utf-8").format(**facts), charts
+    return with_minus(TEXT.read_text(encoding="utf-8").format(**facts)), charts
 
 
-def _operators(compared: list[Compared]) -> Iterable[str]:
+def _operators(compared: list[Compared], tp: int) -> Iterable[str]:
     names = list(GRIDS)
     yield f"| operator | points | {' | '.join(names)} |"
     yield "|---|--:|" + "--:|" * len(names)
     for row in compared:
         cells = [f"{100 * row.found[name][1].median:.2f}" for name in names]
         cells[names.index(row.winner)] = f"**{cells[names.index(row.winner)]}**"
-        yield f"| {row.operator} | {row.points:,} | {' | '.join(cells)} |"
+        name = row.operator if row.shards == tp else f"{row.operator} (of {row.shards})"
+        yield f"| {name} | {row.points:,} | {' | '.join(cells)} |"
 
 
 def _impossible(compared: list[Compared]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.infermax import claims, exact
+from benchmarks.infermax import claims, exact, figures
 from benchmarks.infermax.claims import Finding
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,6 +27,14 @@ CLAIMS: dict[str, tuple[str, Callable[[], Finding]]] = {
     "IM14": ("Work of the host can be overlapped", exact.host_can_overlap),
     "IM15": ("The optimum beats heuristics", exact.optimum_beats_heuristics),
     "IM16": ("Replacing the shortest first beats the newest first", claims.shortest_replaced_first),
+    "IM17": (
+        "Without evictions requests hold memory, and M bounds the running size",
+        figures.memory_by_scheduler,
+    ),
+    "IM18": ("I is memory at once, O the peak about O batches later", figures.prompts_now_outputs_later),
+    "IM19": ("Evictions grow with the batch and with outputs", figures.evictions_over_places_and_outputs),
+    "IM20": ("Never evicting has the lowest TPOT and the highest TTFT", figures.latencies_by_scheduler),
+    "IM21": ("Small requests first raise the throughput", figures.small_first),
 }
 
 

@@ -15,6 +15,7 @@ from benchmarks.infermax.machine import measured
 from benchmarks.infermax.ours import FOLDER, MACHINE, held_out
 from benchmarks.page import table
 from windtunnel import Workload
+from windtunnel.policy import predictions
 from windtunnel.policy.named import PRESETS
 from windtunnel.policy.settings import Settings
 from windtunnel.policy.unified import OURS_KNOWN, POLICIES
@@ -39,24 +40,13 @@ def oracle(output: Integers, rng: np.random.Generator) -> Integers:  # noqa: ARG
 def noisy(spread: float) -> Predictor:
     """As often too long as too short, by a lognormal factor."""
 
-    def predict(output: Integers, rng: np.random.Generator) -> Integers:
-        lengths = output * np.exp(spread * rng.standard_normal(len(output)))
-        whole: Integers = np.clip(lengths, 1, LONGEST).astype(np.int64)
-        return whole
-
-    return predict
+    return lambda output, rng: np.minimum(predictions.noisy(output, spread, rng), LONGEST)
 
 
 def classwise(wrong: float) -> Predictor:
     """The end of the class that holds the length; for some requests that of a class next to it."""
 
-    def predict(output: Integers, rng: np.random.Generator) -> Integers:
-        number = np.ceil(np.log(output) / np.log(CLASS) - 1e-9)
-        step = np.where(rng.random(len(output)) < wrong, rng.choice([-1.0, 1.0], len(output)), 0.0)
-        ends: Integers = np.clip(float(CLASS) ** np.maximum(number + step, 0), 1, LONGEST).astype(np.int64)
-        return ends
-
-    return predict
+    return lambda output, rng: np.minimum(predictions.classwise(output, CLASS, wrong, rng), LONGEST)
 
 
 def shuffled(output: Integers, rng: np.random.Generator) -> Integers:

@@ -1,12 +1,13 @@
-"""Memory taken in advance against memory taken on demand (checklist 78, 274, 315-318)."""
+"""Memory taken in advance against memory taken on demand (checklist 78, 274, 315-318), and what an eviction costs."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from benchmarks.charts import bars
 from benchmarks.page import Findings, table
-from benchmarks.schedulers.machine import Machine, Served
+from benchmarks.schedulers.machine import BLOCK, Machine, Served
 from windtunnel import Workload
 from windtunnel.workload.synthetic import stream
 
@@ -23,6 +24,49 @@ SCHEDULERS = {
 """What an admission takes → scheduler; all mix whole prompts with decodes, and differ in memory alone."""
 DECLARED = {"exact": 1, "loose": 4}
 """Declaration → what clients give as max_tokens, in lengths of their outputs."""
+
+
+PROMPTS = (64, 256, 768, 1024)
+GIGABYTES = (1, 2, 5, 10, 25, 50)
+"""A second, of swapping to the host and back."""
+BLOCK_BYTES = 2 * 40 * 5120 * 2 * BLOCK
+"""Keys and values of OPT-13B's 40 layers of 5,120 numbers in 16 bits."""
+PREFILL_SECONDS_PER_TOKEN = 0.1019e-3
+"""Of the machine (``machine.opt_13b``)."""
+
+
+@cache
+def evicting(prompt: int, gigabytes: int) -> Served:
+    """vLLM's first engine with prompts of one length, which swaps at this bandwidth; 0: which discards."""
+    output = np.clip(np.ceil(stream(2, "swap").lognormal(np.log(400) - 0.18, 0.6, 400)), 1, 1000).astype(np.int64)
+    load = Workload.from_columns(
+        arrival=np.zeros(400), prompt_tokens=np.full(400, prompt), output_tokens=np.minimum(output, 2048 - prompt)
+    )
+    if not gigabytes:
+        return Machine().serve("vllm-0.8-v0", load)
+    seconds = BLOCK_BYTES / gigabytes / 1e9
+    swaps = f"preemption_mode=swap,num_cpu_blocks=20000,swap_seconds_per_block={seconds!r}"
+    return Machine().serve(f"vllm-0.8-v0:{swaps}", load)
+
+
+def swapping() -> dict[str, Any]:
+    """Throughput of swapping by that of discarding, over prompts and bandwidths."""
+    ratio = {
+        (prompt, speed): evicting(prompt, speed).tokens_per_second / evicting(prompt, 0).tokens_per_second
+        for prompt in PROMPTS
+        for speed in GIGABYTES
+    }
+    rows = [
+        (f"{prompt} tokens", evicting(prompt, 0).summary.preemptions, *(f"{ratio[prompt, s]:.2f}×" for s in GIGABYTES))
+        for prompt in PROMPTS
+    ]
+    return {
+        "swapping": table(("prompts of", "evicted", *(f"{speed} GB/s" for speed in GIGABYTES)), rows),
+        "discard_until": min(max(speed for speed in GIGABYTES if ratio[prompt, speed] < 1) for prompt in PROMPTS),
+        "swap_loses": 1 - min(ratio.values()),
+        "swap_gains": max(ratio.values()) - 1,
+        "even_gigabytes": 2 * BLOCK_BYTES / (BLOCK * PREFILL_SECONDS_PER_TOKEN) / 1e9,
+    }
 
 
 @cache
@@ -89,4 +133,4 @@ def findings() -> Findings:
         "evicted_prompt": served("writing", 1, "on demand, prompt first").summary.preemptions,
         "evicted_ahead": max(served(kind, 1, "peak looked ahead").summary.preemptions for kind in KINDS),
     }
-    return Findings(facts, {"allocation.svg": bars("Throughput", "output tokens/s", groups)})
+    return Findings(facts | swapping(), {"allocation.svg": bars("Throughput", "output tokens/s", groups)})

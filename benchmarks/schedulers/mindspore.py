@@ -1,15 +1,16 @@
 """The MindSpore tuning report: its table, its phases, and the prefill batch that pays best (checklist 330-358)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
-from benchmarks.charts import lines
+from benchmarks.charts import Points, lines
 from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Costs, Machine, Served
 from windtunnel import Workload
-from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.perf.batch_times import BatchTimes, Floats, linear
 from windtunnel.workload.synthetic import stream
 
 BATCHES = (1, 2, 4, 8, 16)
@@ -28,6 +29,8 @@ TUNED_SECONDS = 436.9
 UNTUNED_SECONDS = 650.0
 """The middle of the report's 600 to 700 s for a prefill batch of 1."""
 PROMPT, OUTPUT = 512, 183
+VOCABULARY = 32_000
+"""Llama-7B's."""
 PREFILL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DECODE_BATCHES = (1, 4, 8, 16, 32, 64, 128)
 
@@ -81,17 +84,24 @@ def workload() -> Workload:
     )
 
 
-@cache
-def served(overhead: float, per_prompt: float, places: int, prefill_batch: int) -> Served:
-    """The report's run with so many decode slots and prompts in a prefill call."""
-    machine = Machine(
-        costs=costs(overhead, per_prompt),
+def _scheduler(prefill_batch: int) -> str:
+    return f"mindspore:prefill_batch_share=0,prefill_batch={prefill_batch}"
+
+
+def _machine(times: Costs, places: int) -> Machine:
+    return Machine(
+        costs=times,
         model="facebook/opt-125m",
         kv_tokens=256_000,
         max_num_seqs=places,
         max_num_batched_tokens=max(places, 4) * PROMPT,
     )
-    return machine.serve(f"mindspore:prefill_batch_share=0,prefill_batch={prefill_batch}", workload())
+
+
+@cache
+def served(overhead: float, per_prompt: float, places: int, prefill_batch: int) -> Served:
+    """The report's run with so many decode slots and prompts in a prefill call."""
+    return _machine(costs(overhead, per_prompt), places).serve(_scheduler(prefill_batch), workload())
 
 
 def sweep(overhead: float, per_prompt: float, places: int) -> dict[int, float]:
@@ -103,6 +113,86 @@ def sweep(overhead: float, per_prompt: float, places: int) -> dict[int, float]:
 def best(seconds: dict[int, float]) -> int:
     """The prefill batch with the shortest run."""
     return min(seconds, key=lambda batch: seconds[batch])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a call costs, each from a number of the report: seconds."""
+
+    call: float
+    """Of a prefill call: what its phase has beyond the table's seconds a token."""
+    token: float
+    """Of a prompt's token: the table's."""
+    step: float
+    """Of a decode step, without requests."""
+    request: float
+    """Of a request in it."""
+    host: float
+    """Communication and post-processing of any call."""
+
+    def costs(self) -> Costs:
+        """As batch times."""
+
+        def times(tokens: int, requests: int, longest: int) -> BatchTimes:
+            sizes = {"max_num_batched_tokens": tokens, "max_num_seqs": requests, "max_model_len": longest}
+            counts = np.arange(tokens + 1, dtype=np.float64)
+            return replace(
+                linear(0.0, 0.0, 0.0, 0.0, **sizes),
+                mixed_tokens=self.host + self.call + self.token * counts,
+                decode_tokens=self.host + self.step + self.request * counts,
+            )
+
+        return times
+
+
+@cache
+def parts(whole: float) -> Parts:
+    """The phases' parts, all scaled alike so that they add up to this many seconds.
+
+    The phases give a prefill call and all decode steps together; how many steps those are, and of how many requests,
+    the simulated schedule says. A step of n requests is taken to cost as 60 + 0.15·n.
+    """
+    decodes = _decodes(served(OVERHEAD, PER_PROMPT, 128, 1))
+    scale = whole / (PREFILL_SECONDS + DECODE_SECONDS + OTHER_SECONDS)
+    token = fitted()[1]
+    unit = DECODE_SECONDS / float(np.sum(60.0 + 0.15 * decodes))
+    host = OTHER_SECONDS / (len(decodes) + REQUESTS)
+    call = PREFILL_SECONDS / REQUESTS - token * PROMPT
+    return Parts(*(scale * value for value in (call, token, 60.0 * unit, 0.15 * unit, host)))
+
+
+def _decodes(found: Served) -> Floats:
+    """Requests in each decode step."""
+    return found.steps.decodes[found.steps.decodes > 0].astype(np.float64)
+
+
+@cache
+def by_parts(whole: float, places: int, prefill_batch: int) -> Served:
+    """The report's run with the phases' parts."""
+    return _machine(parts(whole).costs(), places).serve(_scheduler(prefill_batch), workload())
+
+
+def phases(whole: float, prefill_batch: int) -> tuple[float, float, float]:
+    """Milliseconds of prefill, of decoding, and of communication and post-processing in a simulated run."""
+    steps, host = by_parts(whole, 128, prefill_batch).steps, parts(whole).host
+    decode = steps.decodes > 0
+    prefill, decoding = (float(np.sum(steps.duration[kind] - host)) for kind in (~decode, decode))
+    return 1000 * prefill, 1000 * decoding, 1000 * host * len(decode)
+
+
+def shapes(whole: float, prefill_batch: int) -> int:
+    """Different numbers of prompts in the prefill calls of a run, each of which is a graph to compile."""
+    steps = by_parts(whole, 128, prefill_batch).steps
+    tokens = (steps.duration[steps.decodes == 0] - parts(whole).host - parts(whole).call) / parts(whole).token
+    return len(np.unique(np.round(tokens / PROMPT)))
+
+
+def occupancy(places: int, prefill_batch: int) -> float:
+    """Share of the decode slots that stay empty while requests are still waiting."""
+    steps = by_parts(UNTUNED_SECONDS, places, prefill_batch).steps
+    last = int(np.flatnonzero(steps.decodes == 0)[-1])
+    busy = steps.decodes[:last][steps.start[:last] > REQUESTS / RATE]
+    return 1.0 - float(busy[busy > 0].mean()) / places
 
 
 SETTINGS = {
@@ -148,4 +238,61 @@ def findings() -> Findings:
         "slots_8": slots[8],
     }
     chart = lines("Whole run by prefill batch", "prompts in a prefill call", "seconds", points, log_x=True, log_y=True)
-    return Findings(facts, {"mindspore.svg": chart})
+    measured: dict[str, Points] = {
+        f"{length} tokens": list(zip(map(float, BATCHES), map(float, row), strict=True))
+        for length, row in TABLE.items()
+    }
+    measured |= {
+        f"{length}, the line": [(b, 1000 * (call / b + token * length)) for b in (1.0, 2.0, 4.0, 8.0, 16.0)]
+        for length in TABLE
+    }
+    label = "milliseconds a prompt"
+    table_chart = lines("Prefill by prompts in a call", "prompts in a call", label, measured, log_x=True)
+    return Findings(facts | _facts_of_parts(), {"mindspore.svg": chart, "mindspore-table.svg": table_chart})
+
+
+def _facts_of_parts() -> dict[str, Any]:
+    """The phases, empty slots, graphs to compile and logits of the runs whose parts the report gives."""
+    reported = (PREFILL_SECONDS, DECODE_SECONDS, OTHER_SECONDS)
+    whole = sum(reported)
+    rows = [("the report, 1 prompt in a call", *(f"{1000 * value:,.0f}" for value in reported), f"{whole:.0f}")]
+    for batch, scaled in ((1, whole), (2, whole), (1, UNTUNED_SECONDS), (2, UNTUNED_SECONDS)):
+        found = [f"{value:,.0f}" for value in phases(scaled, batch)]
+        text = f"simulated, {batch} in a call" + ("" if scaled == whole else f", scaled to {scaled:.0f} s")
+        rows.append((text, *found, f"{by_parts(scaled, 128, batch).seconds:.1f}"))
+    seconds = {batch: by_parts(UNTUNED_SECONDS, 128, batch).seconds for batch in (2, 4, 8, 16, 32)}
+    graphs = {batch: shapes(UNTUNED_SECONDS, batch) for batch in seconds}
+    compiling = [
+        (batch, f"{time:.0f}", graphs[batch])
+        + (("–", "–") if batch == 2 else _break_even(seconds[2] - time, graphs[batch] - graphs[2], batch - 2))
+        for batch, time in seconds.items()
+    ]
+    empty = [
+        (slots, batch, f"{occupancy(slots, batch):.1%}", f"{batch / slots:.0%}")
+        for slots, batch in ((128, 2), (128, 20), (24, 2), (24, 20))
+    ]
+    logits = 4.0 * VOCABULARY * int(workload().output_tokens.sum())
+    tuned = {scaled: by_parts(scaled, 128, 2).seconds for scaled in (600.0, UNTUNED_SECONDS, 700.0)}
+    return {
+        "steps": len(_decodes(by_parts(whole, 128, 1))),
+        "host_ms": 1000 * parts(whole).host,
+        "phases": table(("ms", "prefill", "decode", "communication, post-processing", "whole run, s"), rows),
+        "by_phases": by_parts(whole, 128, 2).seconds,
+        "by_600": tuned[600.0],
+        "by_650": tuned[UNTUNED_SECONDS],
+        "by_700": tuned[700.0],
+        "by_650_off": tuned[UNTUNED_SECONDS] / TUNED_SECONDS - 1,
+        "empty": table(("decode slots", "prompts in a call", "empty on average", "just before a call"), empty),
+        "compiling": table(
+            ("prompts in a call", "s", "numbers that occur", "a graph, s", "if all up to k, s"), compiling
+        ),
+        "least_graph": max((seconds[2] - time) / (batch - 2) for batch, time in seconds.items() if batch > 2),
+        "tokens": int(workload().output_tokens.sum()),
+        "logits": logits / 1e9,
+        "argmax": logits / 10e9,
+    }
+
+
+def _break_even(gain: float, more: int, all_more: int) -> tuple[str, str]:
+    """Seconds of a graph from which the longer calls lose what they gain."""
+    return (f"{gain / more:.0f}" if more > 0 else "–", f"{gain / all_more:.0f}")

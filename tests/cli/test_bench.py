@@ -145,5 +145,8 @@ def test_the_suite_is_shipped() -> None:
 
 def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "suite").mkdir()  # of results
+    assert found_file(Path("suite")).is_file()
+    (tmp_path / "suite").rmdir()
     (tmp_path / "suite").write_text("")
     assert found_file(Path("suite")) == Path("suite")

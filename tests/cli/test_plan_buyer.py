@@ -61,11 +61,9 @@ def test_growth_multiplies_the_rate_and_longer_prompts_the_tokens() -> None:
 
 def test_whole_nodes_are_for_a_rate() -> None:
     with pytest.raises(InputError, match="add --target-request-rate"):
-        Wanted(buyer=Buyer(spare=1))
+        Wanted(buyer=Buyer(spare=1)).finds_replicas(Load())
     space = cast(Any, SimpleNamespace(axes={}, constraints=Constraints()))
-    goal = Wanted(target_request_rate=3.0, buyer=Buyer(whole_nodes=True, spare=1)).goal(
-        space, answer().question.workload
-    )
+    goal = Wanted(target_request_rate=3.0, buyer=Buyer(whole_nodes=True, spare=1)).goal(space, answer().question)
     assert isinstance(goal, LeastForRate) and goal.purchase == Purchase(True, 1)
 
 

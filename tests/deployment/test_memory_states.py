@@ -35,7 +35,7 @@ def test_no_more_requests_run_than_have_room_for_their_states() -> None:
     assert crowded.state_bytes == crowded.max_num_seqs * state
     assert crowded.num_blocks * crowded.block_size >= crowded.max_num_seqs * 4096
     apart = budget("sglang-0.5", gpu_memory_utilization=0.92)
-    assert apart.max_num_seqs == apart.available_bytes // 2 // state
+    assert apart.max_num_seqs == apart.available_bytes // 2 // (3 * state)  # two more may be kept for prefixes
 
 
 def test_states_are_divided_by_tensor_parallelism() -> None:

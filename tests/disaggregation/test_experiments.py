@@ -68,6 +68,7 @@ def test_the_claims_of_the_page_hold(facts: Mapping[str, Mapping[str, Any]]) -> 
     assert found["long"] < 1.3
     assert found["decodes"] > 20
     assert found["tp2"] > found["tp4"] > 1 > found["per_gpu"]
+    assert found["pp4"] > 1.5 * found["tp4_speed"]
     found = facts["queueing"]
     assert found["worst"] < 0.01
     assert found["later_least"] > 0.05

@@ -5,6 +5,7 @@ llm_args.py of TensorRT-LLM).
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,35 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.launch import Reading, read_line, read_source
 from windtunnel.metrics import summary
 from windtunnel.model import load_model
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.database import find_systems
+from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
+from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
 from windtunnel.perf.tabulate.tables import axes
 from windtunnel.simulate.overheads import CLIENTS, Overheads
 from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.validation.pool_points import read_pool_points
 from windtunnel.workload import Workload
+
+POINTS = Path(__file__).parents[3] / "shared" / "truth" / "disagg" / "points.jsonl"
 
 
 def pool(model: str, gpu: str = "h100", **engine: Any) -> Pool:
     return Pool(load_model(model), device(gpu), Engine(**{"max_model_len": 8192, **engine}))
+
+
+def reading(text: str) -> Reading:
+    return read_line(read_source(text)[0])
+
+
+def table(*args: Any, **engine: Any) -> BatchTimes:
+    """Times of a pool's steps by the roofline."""
+    (found,) = batch_times(Deployment((pool(*args, **engine),)), "modelled")
+    return found.times
 
 
 def loop(requests: int, clients: int) -> Workload:
@@ -40,6 +59,42 @@ def test_states_in_16_bits_take_half_the_memory_and_twice_as_many_requests_run()
     assert kv_blocks(half).max_num_seqs == pytest.approx(2 * kv_blocks(whole).max_num_seqs, rel=0.02)
     auto = pool("Qwen/Qwen3-Next-80B-A3B-Instruct", "b200", preset="sglang-0.5")
     assert auto.model.state_bytes() == whole.model.state_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "places", "running"),
+    [
+        ("", 48, 16),
+        ("--mamba-scheduler-strategy no_buffer", 48, 16),
+        ("--mamba-scheduler-strategy extra_buffer", 16, 3),
+        ("--mamba-scheduler-strategy extra_buffer", 128, 25),
+        ("--mamba-scheduler-strategy extra_buffer_lazy", 320, 80),
+        ("--mamba-scheduler-strategy extra_buffer --disable-overlap-schedule", 64, 16),
+        ("--disable-radix-cache", 48, 48),
+    ],
+)
+def test_kept_states_take_places_of_running_requests(flags: str, places: int, running: int) -> None:
+    """SGLang's ratios (model_runner_kv_cache_mixin.py of 0.5.9); a server of Qwen3.5 with ``extra_buffer`` is reported
+    to have run 3, 12 and 25 requests with 16, 64 and 128 places."""
+    line = f"python -m sglang.launch_server --model-path Qwen/Qwen3.5-35B-A3B --max-mamba-cache-size {places} {flags}"
+    assert reading(line).settings["max_num_seqs"] == running
+
+
+def test_kept_states_take_memory_and_other_models_none() -> None:
+    """Half of the memory at most is for states: of so many requests as fit with theirs."""
+    hybrid = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+    alone, kept, buffered = (
+        kv_blocks(pool(hybrid, "b200", preset="sglang-0.5", **more)).max_num_seqs
+        for more in ({"enable_prefix_caching": False}, {}, {"states_per_request": 5})
+    )
+    assert (alone // 3, alone // 5) == (kept, buffered)
+    assert pool("Qwen/Qwen3-8B", preset="sglang-0.5").engine.states_per_request == 1
+    assert pool(hybrid, "b200").engine.states_per_request == 1
+    aligned = reading(f"vllm serve {hybrid} --mamba-cache-mode align").settings["states_per_request"]
+    one, two = (
+        kv_blocks(pool(hybrid, "b200", states_per_request=each, max_num_seqs=8)).state_bytes for each in (1, aligned)
+    )
+    assert two == 2 * one
 
 
 def test_a_smaller_share_for_windows_leaves_more_tokens() -> None:
@@ -64,10 +119,128 @@ def test_copies_of_experts_take_memory() -> None:
     assert with_copies.num_blocks < without.num_blocks
 
 
+@pytest.mark.parametrize(("slots", "copies"), [(256, None), (288, 32)])
+def test_slots_beyond_the_experts_are_copies(slots: int, copies: int | None) -> None:
+    said = f'\'{{"load_balancer": {{"num_slots": {slots}, "layer_updates_per_iter": 1}}}}\''
+    line = f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 --tp_size 16 --ep_size 16 --enable_attention_dp --moe_config {said}"
+    found = reading(line)
+    assert found.settings.get("num_redundant_experts") == copies
+    assert not [word for word in found.not_simulated if "balancer" in word.flag]
+
+
 def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
     alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
     assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)
     assert axes(alone).graph_tokens == axes(both).graph_tokens > 0
+
+
+def test_attention_outside_of_graphs_costs_its_launch_in_every_layer() -> None:
+    """A small model: the host takes longer to launch 28 layers than the GPU to compute them."""
+    floor = 28 * DISPATCH_ATTENTION
+    pieces, usual, whole, eager = (
+        table("Qwen/Qwen3-0.6B", "b200", **each)
+        for each in ({"cudagraph_mode": "PIECEWISE"}, {}, {"cudagraph_mode": "FULL"}, {"enforce_eager": True})
+    )
+    assert pieces.decode_tokens[1] == pytest.approx(floor)
+    assert usual.decode_tokens[1] == whole.decode_tokens[1] < floor < eager.decode_tokens[1]
+    assert pieces.mixed_tokens[64] == usual.mixed_tokens[64] == pytest.approx(floor)
+    assert whole.mixed_tokens[64] < floor
+
+
+def test_captured_prompts_wait_for_no_module() -> None:
+    """Up to the largest captured batch a prompt waits for launches of attention alone, beyond it for every module."""
+    line = '--torch_compile_config \'{"enable_piecewise_cuda_graph": true, "capture_num_tokens": [128, 512]}\''
+    said = reading(f"trtllm-serve Qwen/Qwen3-0.6B {line}")
+    assert said.settings["prompt_graph_tokens"] == 512
+    engine: dict[str, Any] = {"preset": "trtllm-1.0"}
+    plain, captured = (table("Qwen/Qwen3-0.6B", "b200", **engine, prompt_graph_tokens=most) for most in (None, 512))
+    assert captured.mixed_tokens[256] == pytest.approx(28 * DISPATCH_ATTENTION)
+    assert plain.mixed_tokens[256] == pytest.approx(eager_floor(pool("Qwen/Qwen3-0.6B", "b200", **engine)))
+    assert captured.mixed_tokens[600] == plain.mixed_tokens[600]
+    assert captured.decode_tokens[4] == plain.decode_tokens[4]
+
+
+def test_a_head_and_dense_layers_that_ranks_divide_take_an_eighth_of_the_memory_and_less_time_for_few_requests() -> (
+    None
+):
+    """DeepSeek-R1: a head of 129,280 x 7168 in 16 bits, 3 dense layers of three matrices of 7168 x 18432 in 8 (with
+    scales for blocks of 128 x 128). Slices are read, and the states and logits of all gathered."""
+    engine: dict[str, Any] = {"preset": "sglang-0.5", "data_parallel_size": 8, "enable_expert_parallel": True}
+    name, divided = "deepseek-ai/DeepSeek-R1", {"shared_head": True, "shared_dense": True}
+    own, shared = (pool(name, "b200", **engine, **more) for more in ({}, divided))
+    saved = kv_blocks(own).weight_bytes - kv_blocks(shared).weight_bytes
+    dense = 3 * 3 * 7168 * 18432 * (1 + 4 / 128**2)
+    assert saved == pytest.approx(7 / 8 * (129280 * 7168 * 2 + dense), rel=0.01)
+    kernels = {op.name: op.kernel for op in operators(shared)}
+    alone = {op.name: op.kernel for op in operators(own)}
+    b200, one, zero = device("b200"), np.ones(1), np.zeros(1)
+    few, many = one, 2048 * one
+    for rows, ratio in ((few, 1 / 8), (many, 1.0)):  # weights for few requests, products for many
+        whole = alone["lm_head"].bound(b200, rows, zero)
+        np.testing.assert_allclose(kernels["lm_head"].bound(b200, rows, zero) / whole, ratio, rtol=0.1)
+    logits = kernels["logits_all_gather"].bound(b200, many, zero)
+    np.testing.assert_allclose(logits, 7 / 8 * 2048 * 8 * 129280 * 2 / b200.link_bandwidth)
+    np.testing.assert_allclose(kernels["gate_up_proj"].flops(one, zero), alone["gate_up_proj"].flops(one, zero) / 8)
+    with pytest.raises(InputError, match="shared_head: needs data-parallel ranks"):
+        pool("Qwen/Qwen3-8B", shared_head=True)
+
+
+def test_the_head_of_drafts_is_divided_for_few_requests() -> None:
+    """On GB200, 4 GPUs to a node: 256 // 85 = 3 is nearer to 4 than to 1, and 256 // 86 = 2 is not. A quarter of the
+    weights is read for each of 3 drafts, and the head of the verification stays whole."""
+    line = "--tp_size 16 --ep_size 16 --enable_attention_dp --enable_lm_head_tp_in_adp true"
+    drafts = '--speculative_config \'{"decoding_type": "MTP", "num_nextn_predict_layers": 3}\''
+    assert reading(f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 {line} {drafts}").settings["shared_head"]
+    assert "shared_head" not in reading(f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 {line}").settings
+    engine: dict[str, Any] = {"preset": "trtllm-1.1", "data_parallel_size": 16, "enable_expert_parallel": True}
+    more = {"num_speculative_tokens": 3, "acceptance_length": 2.0, "shared_head": True}
+    (head,) = [op for op in operators(pool("nvidia/DeepSeek-R1-NVFP4", "gb200", **engine, **more)) if op.drafting]
+    assert head.drafting is not None
+    gb200, rows = device("gb200"), np.array([1.0, 85.0, 86.0])
+    whole = head.kernel.bound(gb200, rows, 0 * rows)
+    np.testing.assert_allclose(head.drafting.bytes_moved(rows, 0 * rows)[0], 129280 * 7168 * 2 / 4, rtol=0.01)
+    shares = head.drafting.bound(gb200, rows, 0 * rows) / whole
+    assert shares[0] == pytest.approx(0.25, abs=0.01)
+    assert shares[0] < shares[1] < 0.5 and shares[2] == 1.0
+
+
+def test_experts_that_exchange_take_as_long_as_the_longer_of_both() -> None:
+    """Tokens of 8 ranks, 8 choices of 256 experts: a copy to 5.25 GPUs in the mean, 7 of 8 of them another one, 7168
+    numbers there in 8 bits with a scale for 128, and back in 16. One rank's decodes wait for the weights."""
+    line = "--tp 8 --dp 8 --ep 8 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend megamoe"
+    said = reading(f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 {line}")
+    assert said.settings["all2all_backend"] == "megamoe"
+    settings: dict[str, Any] = {"preset": "sglang-0.5", "data_parallel_size": 8, "enable_expert_parallel": True}
+    found = operators(pool("deepseek-ai/DeepSeek-R1", "b200", **settings, all2all_backend="megamoe"))
+    (kernel,) = [each.kernel for each in found if isinstance(each.kernel, ExchangingExperts)]
+    assert not [each.name for each in found if each.name.startswith("expert_") and each.group == "communication"]
+    b200, tokens, zero = device("b200"), np.array([8.0, 65536.0]), np.zeros(2)
+    sent = 8 * (1 - (7 / 8) ** 8) * 7 / 8 * 7168 * (1 + 4 / 128 + 2) * tokens / 8
+    np.testing.assert_allclose(kernel.on_the_link(b200, tokens), sent / b200.link_bandwidth)
+    alone = kernel.experts.bound(b200, tokens, zero)
+    together = kernel.bound(b200, tokens, zero)
+    np.testing.assert_array_equal(together, np.maximum(alone, sent / b200.link_bandwidth))
+    slow = replace(b200, link_bandwidth=b200.link_bandwidth / 10)
+    assert kernel.bound(slow, tokens, zero)[1] == pytest.approx(10 * sent[1] / b200.link_bandwidth)
+    assert kernel.bound(slow, tokens, zero)[0] == alone[0]
+    for refused, why in (("b200", "over 16 GPUs"), ("h100_pcie", "needs one of NVLink")):
+        with pytest.raises(InputError, match=why):
+            pool("deepseek-ai/DeepSeek-R1", refused, **settings | {"data_parallel_size": 16}, all2all_backend="megamoe")
+
+
+@pytest.mark.skipif(not (POINTS.is_file() and find_systems()), reason="the measured points are not here")
+def test_sixteen_gpus_in_two_nodes_decode_as_measured() -> None:
+    """DeepSeek-R1 in 8 bits on 2 x 8 H100, TensorRT-LLM with 1 and 8 seats: 14.0 and 21.1 ms a token in srt-slurm's
+    recipe, where GPUs of one node would take a quarter less. Sums over nodes are a third of the step."""
+    points = {point.id: point for point in read_pool_points(POINTS)}
+    for name, requests in (("1024x1024_c6", 1), ("8192x1024_c30", 8)):
+        point = points[f"dsr1_h100_trtllm_fp8_disagg_{name}_cfg494"]
+        decode = next(each for each in point.deployment().pools if each.role == "decode")
+        (found,) = batch_times(Deployment((replace(decode, role="mixed"),)))
+        context = requests * (point.isl + point.osl // 2)
+        assert found.times.rank(requests, context, []) == pytest.approx(point.tpot, rel=0.2)
+        sums = found.groups["communication"].rank(requests, context, [])
+        assert 0.2 * point.tpot < sums < 0.4 * point.tpot
 
 
 def test_outputs_in_4_bits_are_less_than_a_third_of_the_traffic() -> None:
@@ -128,7 +301,14 @@ def test_several_front_ends_shorten_the_queue_before_the_engine_and_nothing_else
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("stream_interval", 0), ("api_server_count", 0), ("scheduler_recv_interval", 0), ("cudagraph_mode", "ALL")],
+    [
+        ("stream_interval", 0),
+        ("api_server_count", 0),
+        ("scheduler_recv_interval", 0),
+        ("cudagraph_mode", "ALL"),
+        ("states_per_request", 0),
+        ("states_per_request", 0),
+    ],
 )
 def test_values_that_are_none(setting: str, value: Any) -> None:
     with pytest.raises(InputError, match=setting):

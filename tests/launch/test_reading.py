@@ -85,11 +85,15 @@ def test_ranks_of_sglang_without_attention_parallelism_are_replicas() -> None:
     assert (dense.replicas, dense.settings["data_parallel_size"]) == (1, 4)
 
 
-def test_a_layout_that_is_another_one_here_is_said() -> None:
-    reading = read(
-        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 8 --enable-dp-attention"
-    )
-    assert flags(reading, "not_simulated") == {"--enable-dp-lm-head (left out)", "--moe-dense-tp-size (left out)"}
+def test_ranks_of_attention_divide_the_head_and_dense_layers_unless_told() -> None:
+    line = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 8 --enable-dp-attention"
+    divided = read(line)
+    assert divided.settings["shared_head"] and divided.settings["shared_dense"]
+    own = read(f"{line} --enable-dp-lm-head --moe-dense-tp-size 1")
+    assert not {"shared_head", "shared_dense"} & set(own.settings)
+    assert not divided.not_simulated + own.not_simulated
+    no_dense = read(f"{line.replace('deepseek-ai/DeepSeek-R1', 'Qwen/Qwen3-30B-A3B')} --enable-dp-lm-head")
+    assert "shared_dense" not in no_dense.settings
 
 
 def test_a_length_that_is_left_open_is_the_models() -> None:

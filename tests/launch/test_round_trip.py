@@ -1,5 +1,6 @@
 """What --launch writes, --from reads as the same deployment: flags of all three engines, and a comment for the rest."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,17 +12,27 @@ from hypothesis import strategies as st
 from windtunnel.deployment import HANDOVERS, Deployment, Engine, Link, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
-from windtunnel.model import load_model
+from windtunnel.launch.trtllm import IN_FEW_BITS
+from windtunnel.model import Model, load_model
 from windtunnel.report.manifests.formats import FORMATS, write_manifests
 from windtunnel.report.manifests.servers import Node
 from windtunnel.scenario.pasted import read_pasted, scenario_of
 
+CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "70"))
 PRESETS = {"vllm": "vllm-0.32", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
 HAND = {
     "vllm": ("vllm-0.32-nixl-pull", "vllm-0.32-nixl-push", "vllm-0.32-mooncake"),
     "sglang": ("sglang-0.5-bootstrap",),
     "trtllm": ("trtllm-1.0",),
 }
+MODELS = (
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.1-70B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "openai/gpt-oss-120b",
+    "nvidia/DeepSeek-R1-NVFP4",
+)
 REFUSED = (
     "no command starts this",
     "is written for vLLM here",
@@ -31,7 +42,7 @@ REFUSED = (
     "start it by hand",
 )
 COMMON: dict[str, Any] = {
-    "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+    "tensor_parallel_size": st.sampled_from([1, 2, 4, 8]),
     "pipeline_parallel_size": st.sampled_from([1, 2]),
     "data_parallel_size": st.sampled_from([1, 2, 4]),
     "enable_expert_parallel": st.booleans(),
@@ -62,16 +73,24 @@ OWN: dict[str, dict[str, Any]] = {
         "enable_dbo": st.booleans(),
         "dbo_decode_token_threshold": st.just(64),
         "quantization": st.just("fp8"),
-        "cudagraph_mode": st.just("FULL_DECODE_ONLY"),
+        "cudagraph_mode": st.sampled_from(["FULL_DECODE_ONLY", "PIECEWISE", "FULL"]),
+        "states_per_request": st.sampled_from([1, 2]),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
+        "mamba_ssm_cache_dtype": st.just("float32"),
+        "num_redundant_experts": st.just(8),
     },
     "sglang": {
+        "mamba_ssm_cache_dtype": st.just("bfloat16"),
+        "states_per_request": st.sampled_from([3, 5]),
+        "shared_head": st.just(True),
+        "swa_full_tokens_ratio": st.just(0.25),
+        "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
         "enable_prefix_caching": st.booleans(),
-        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto"]),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto", "megamoe"]),
         "enable_dbo": st.booleans(),
         "quantization": st.just("fp8"),
         "scheduler": st.sampled_from(
@@ -84,7 +103,13 @@ OWN: dict[str, dict[str, Any]] = {
         ),
     },
     "trtllm": {
-        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"])
+        "low_precision_combine": st.just(True),
+        "prompt_graph_tokens": st.just(2048),
+        "num_redundant_experts": st.just(8),
+        "shared_head": st.just(True),
+        "stream_interval": st.sampled_from([1, 20]),
+        "api_server_count": st.sampled_from([1, 4]),
+        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"]),
     },
 }
 
@@ -92,7 +117,7 @@ OWN: dict[str, dict[str, Any]] = {
 @st.composite
 def deployments(draw: st.DrawFn, backend: str) -> Deployment:
     """Some that the engine can be started as."""
-    model = load_model(draw(st.sampled_from(["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-70B"])))
+    model = load_model(draw(st.sampled_from(MODELS)))
     gpu = device(draw(st.sampled_from(["h100", "h200", "b200"])))
     router = draw(st.sampled_from(["round_robin", "least_outstanding", "vllm_dp"]))
 
@@ -100,6 +125,8 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
         flags: dict[str, Any] = draw(
             st.fixed_dictionaries({"preset": st.just(PRESETS[backend])}, optional={**COMMON, **OWN[backend]})
         )
+        for name in without(model, flags):
+            flags.pop(name, None)
         if "num_speculative_tokens" in flags:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
@@ -115,6 +142,26 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
     except InputError:
         assume(False)
         raise
+
+
+def without(model: Model, flags: dict[str, Any]) -> set[str]:
+    """Settings that make no difference to this model, whose flags a line would be right to leave out."""
+    found: set[str] = set()
+    cached = flags.get("enable_prefix_caching") is not False and "radix_cache=false" not in flags.get("scheduler", "")
+    if not model.state_bytes():
+        found |= {"mamba_ssm_cache_dtype", "states_per_request"}
+    elif not cached or flags.get("async_scheduling") is False:  # then there is one state less
+        found |= {"states_per_request"}
+    if len({bool(layer.window) for _, layer in model.layers}) == 1:
+        found |= {"swa_full_tokens_ratio"}
+    alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
+    if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
+        found |= {"shared_head"}
+    if not model.has_moe:
+        found |= {"num_redundant_experts", "low_precision_combine"}
+    elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):
+        found |= {"low_precision_combine"}
+    return found | ({"low_precision_combine"} if model.weight_dtype("experts") not in IN_FEW_BITS else set())
 
 
 def back(deployment: Deployment, kind: str = "scripts") -> Deployment:
@@ -133,7 +180,10 @@ def back(deployment: Deployment, kind: str = "scripts") -> Deployment:
 @pytest.mark.parametrize("backend", PRESETS)
 def test_a_deployment_comes_back(backend: str) -> None:
     @settings(
-        max_examples=70, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+        max_examples=CASES,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
     )
     @given(deployments(backend), st.sampled_from(sorted(FORMATS)))
     def check(deployment: Deployment, kind: str) -> None:

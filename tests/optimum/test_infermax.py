@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.infermax.claims import falls
 from benchmarks.infermax.exact import timeline
+from benchmarks.infermax.figures import BINS, over_time, small_first
 from benchmarks.infermax.grid import grid
 from benchmarks.infermax.machine import EVICT, RESERVE, Case, run
 from benchmarks.infermax.ours import CLASSES, OURS, interval, ranked, synthetic
@@ -37,6 +38,17 @@ def test_evictions_of_the_machine() -> None:
     tight = Case(prompt=16, output=64, requests=40, memory=1_000)
     assert run(RESERVE, tight).evictions == 0 < run(EVICT, tight).evictions
     assert run(EVICT, tight).batch > run(RESERVE, tight).batch
+
+
+def test_running_size_counts_those_who_hold_kv() -> None:
+    """Ten prompts of 100 tokens whose outputs fit: all ten hold KV, 1,000 tokens at first and less than 1,200 ever."""
+    part = over_time(EVICT, Case(prompt=100, output=20, requests=10, memory=2_000))
+    assert part.holding[BINS // 2] == pytest.approx(10)
+    assert part.memory[BINS // 2] == pytest.approx(1_100, rel=0.05)
+    assert part.memory[-2] > part.memory[BINS // 2] > part.memory[BINS // 4]
+    tight = over_time(RESERVE, Case(prompt=100, output=20, requests=10, memory=360))
+    assert tight.holding.max() == pytest.approx(3)
+    assert small_first().verdict == "holds for latency, not for throughput"
 
 
 def test_a_grid_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

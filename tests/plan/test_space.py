@@ -1,5 +1,6 @@
 """The space: axes by vLLM's names, constraints, and every point that cannot run counted with its reason."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,29 @@ def test_a_file_of_several_models_has_a_space_for_each(tmp_path: Path) -> None:
     assert [dict(space.axes)["max_num_seqs"] for space in load_spaces(own)] == [(8,), (16,)]
     with pytest.raises(InputError, match="for this model alone"):
         load_spaces(write(tmp_path, "model: {Llama-3.1-8B: 7}\ndevice: h100\n"))
+
+
+def test_what_a_file_excludes_is_left_out(tmp_path: Path) -> None:
+    text = (
+        "model: Llama-3.1-8B\ndevice: [h100, l40s]\ntensor_parallel_size: [1, 2]\nmax_num_seqs: [8, 16]\n"
+        "exclude: [{device: l40s, tensor-parallel-size: 2}, {device: h100, max_num_seqs: [8]}]\n"
+    )
+    found = load_space(write(tmp_path, text)).enumerate()
+    kept = {tuple(one.settings.values()) for one in found.candidates}
+    assert kept == {("h100", 1, 16), ("h100", 2, 16), ("l40s", 1, 8), ("l40s", 1, 16)}
+    assert found.pruned == {"left out by exclude": 4} and found.size == 8
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("{device: l40s}", "must be a list of axes with values"),
+        ("[{device: a100}]", "exclude: device a100: is not searched, only h100, l40s"),
+        ("[{block_size: 16}]", "exclude: unknown axis 'block_size'"),
+        ("[{devic: l40s}]", "did you mean 'device'"),
+        ("[{}]", "leaves out everything"),
+    ],
+)
+def test_an_exclusion_of_nothing_is_an_error(tmp_path: Path, rule: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_space(write(tmp_path, f"model: Llama-3.1-8B\ndevice: [h100, l40s]\nexclude: {rule}\n"))

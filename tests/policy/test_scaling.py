@@ -16,6 +16,7 @@ from windtunnel.policy.scaling import (
     Faults,
     Forecast,
     Foresight,
+    Hpa,
     Look,
     Planner,
     Thresholds,
@@ -30,6 +31,15 @@ def test_forecasts_follow_the_rate_and_foresight_knows_it() -> None:
     assert Forecast(rps=2.0, predictor="trend").wanted(LOOK) == 6
     assert Forecast(rps=2.0, predictor="trend").wanted(LOOK._replace(arrived=1.0)) == 0
     assert Foresight(rps=2.0).wanted(LOOK) == 11
+
+
+def test_hpa_scales_by_the_ratio_that_asks_for_most() -> None:
+    rule, four = Hpa(kv=0.5, queued=0.25), LOOK._replace(replicas=4)
+    assert rule.wanted(four._replace(kv=0.75)) == 6
+    assert rule.wanted(four._replace(kv=0.75, queued=0.5)) == 8
+    assert [rule.wanted(four._replace(kv=kv)) for kv in (0.0, 0.3, 0.44, 0.46, 0.54, 0.56)] == [0, 3, 4, 4, 4, 5]
+    assert Hpa(kv=0.5, tolerance=0.0).wanted(four._replace(kv=0.51)) == 5
+    assert scaling_of("policy=hpa kv=0.7").rule == Hpa(kv=0.7)
 
 
 def test_there_are_never_fewer_or_more_than_allowed() -> None:
@@ -57,6 +67,8 @@ def test_words_make_a_rule_and_its_bounds() -> None:
         ),
         (lambda: scaling_of("policy=planner up=0.05"), "autoscale: down=0.1, up=0.05: must be 0 ≤ down < up"),
         (lambda: faults_of(["at=5 part=wire"]), "fail: unknown part 'wire': known: link, replica"),
+        (lambda: scaling_of("policy=hpa kv=0"), "autoscale: kv=0.0: must be a target > 0"),
+        (lambda: scaling_of("policy=hpa tolerance=1"), "autoscale: tolerance=1.0: must be a share from 0 to below 1"),
         (lambda: scaling_of("startup=-1"), "autoscale: startup=-1.0: must be seconds ≥ 0"),
         (lambda: scaling_of("kv_up=0.1"), "kv_down=0.1, kv_up=0.1: must be 0 ≤ down < up"),
         (lambda: faults_of(["down=5"]), "fail: give a time (at=600), or a mean time between failures"),

@@ -9,13 +9,14 @@ import pytest
 from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.perf.profile.folder import read_profile
+from windtunnel.perf.profile.shapes import SKEWED
 from windtunnel.profiling.clock import Clock, reading
 from windtunnel.profiling.journal import Journal
 from windtunnel.profiling.machine import find_machine
 from windtunnel.profiling.measure import AGAIN, Session, is_about_memory, spread_out
 from windtunnel.profiling.profile import differences
 from windtunnel.profiling.sizes import Extent
-from windtunnel.profiling.tables import repeatability
+from windtunnel.profiling.tables import repeatability, skew
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
@@ -106,6 +107,14 @@ def test_points_measured_again_say_how_far_a_second_run_is(tmp_path: Path) -> No
         journal.readings[AGAIN + "add", 1, a, 0] = reading([second])
     assert repeatability(journal) == {"add": pytest.approx(0.1)}
     assert spread_out([*range(9)], 3) == [0, 4, 8]
+
+
+def test_skewed_batches_are_compared_with_even_ones(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    for operator, seconds in (("attn_decode", 2.0), (SKEWED, 3.0)):
+        journal.readings[operator, 1, 4, 64] = reading([seconds])
+    journal.readings[SKEWED, 1, 8, 64] = reading([1.0])  # its even one was skipped
+    assert skew(journal) == [{"tp": 1, "requests": 4, "keys": 64, "times": 1.5}]
 
 
 def test_no_gpu_is_said() -> None:

@@ -10,7 +10,7 @@ from profiling.handmade import LLAMA_8B
 from profiling.test_measure import CONFIG, SMALL
 from windtunnel.cli import main
 from windtunnel.hardware import device
-from windtunnel.perf.profile.shapes import HEAD, TOKEN_OPERATORS
+from windtunnel.perf.profile.shapes import HEAD, SKEWED, TOKEN_OPERATORS
 from windtunnel.profiling.preview import preview
 from windtunnel.profiling.sizes import Extent
 
@@ -20,12 +20,13 @@ def test_every_operator_of_every_degree_with_its_points() -> None:
     asked = {(one.operator, one.shards): one for one in preview(LLAMA_8B, (1, 2), extent, device("h100"))}
     assert set(asked) == {
         *((name, tp) for name in (*TOKEN_OPERATORS, "attn_kv_cache_save", *HEAD) for tp in (1, 2)),
-        *((name, tp) for name in ("attn_decode", "attn_prefill") for tp in (1, 2)),
+        *((name, tp) for name in ("attn_decode", SKEWED, "attn_prefill") for tp in (1, 2)),
         ("all_reduce", 2),
         ("send_recv", 2),
     }
     assert asked["mlp_up_proj", 2].describe.startswith("n=14336 k=4096")
     assert (asked["attn_decode", 1].points, asked["attn_decode", 1].largest) == (5 * 8, (16, 2048))
+    assert asked[SKEWED, 1].points == 4 * 8
     assert asked["lm_head", 1].points == 8
     up = [asked["mlp_up_proj", tp].seconds or 0.0 for tp in (1, 2)]
     assert up[0] > up[1] > 0

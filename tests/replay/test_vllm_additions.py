@@ -21,7 +21,8 @@ from windtunnel.replay.stepper import ONLY
 from windtunnel.replay.vllm_v1_core import Core
 
 SHARED = RECORDINGS.with_name("recordings")
-IN_THE_CORE, NOT_IN_THE_CORE = ("interval", "lora"), ("spec", "encoder")
+IN_THE_CORE, IN_STEPS, NOT_IN_THE_CORE = ("interval", "lora"), ("spec",), ("encoder",)
+"""``spec``: each step is decided singly, and the recorder counts drafts that are wrong, as the GPU does not."""
 
 
 def paths(*names: str) -> list[Path]:
@@ -34,7 +35,7 @@ def name_of(path: Path) -> str:
 
 
 PATHS = paths(*IN_THE_CORE)
-BOTH = [(path, text) for path in PATHS for text in ("readable", "core")]
+BOTH = [(path, text) for path in [*PATHS, *paths(*IN_STEPS)] for text in ("readable", "core")]
 TEXTS = {"readable": vllm_v1.replay_readable, "core": vllm_v1.replay, "command": vllm_v1.replay}
 
 

@@ -39,6 +39,29 @@ def test_long_requests_are_cut(trace: str) -> None:
     assert found.notes == ("2 of 4 requests are cut to 30 tokens",)
 
 
+def test_outputs_are_predicted(trace: str, tmp_path: Path) -> None:
+    """Priority is prompt plus prediction; the declared limit is never below the real output."""
+    found = Load(trace=trace, predict_outputs="classes:2").workload()
+    assert found.max_tokens.tolist() == [1, 2, 4, 4]
+    assert found.priority.tolist() == [11, 22, 34, 44]
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "def two(prompt, output, rng):\n    return 0 * output + 2\ndef bad(prompt, output, rng):\n    return 0\n"
+    )
+    found = Load(trace=trace, predict_outputs=f"{own}:two").workload()
+    assert (found.max_tokens.tolist(), found.priority.tolist()) == ([2, 2, 3, 4], [12, 22, 32, 42])
+    again = Load(trace=trace, predict_outputs="noisy:0.5", seed=3).workload()
+    assert again.equals(Load(trace=trace, predict_outputs="noisy:0.5", seed=3).workload())
+    for text, words in (
+        ("orakel", "did you mean 'oracle'"),
+        ("noisy:x", "'x' is no number"),
+        ("noisy:-1", "must be ≥ 0"),
+        (f"{own}:bad", "must return 4 numbers ≥ 1"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Load(trace=trace, predict_outputs=text).workload()
+
+
 def test_a_file_is_replayed(trace: str) -> None:
     workload = Load(trace=trace).workload()
     assert workload.arrival.tolist() == [0.0, 1.0, 3.0, 4.0]

@@ -34,6 +34,18 @@ def test_mindspores_two_runs_imply_the_overhead() -> None:
     assert mindspore.implied(mindspore.PREFILL_SECONDS + rest)[1] < 0
 
 
+def test_mindspores_phases_come_back_and_the_five_runs_are_in_order() -> None:
+    """Few slots, 128 slots, two prompts in a call; the phases are the report's to the millisecond."""
+    whole = mindspore.PREFILL_SECONDS + mindspore.DECODE_SECONDS + mindspore.OTHER_SECONDS
+    assert mindspore.phases(whole, 1) == pytest.approx((575_318, 168_259, 15_592), abs=1)
+    runs = [
+        mindspore.by_parts(whole, places, batch).seconds
+        for places, batch in ((1, 1), (7, 1), (24, 1), (128, 1), (128, 2))
+    ]
+    assert runs == sorted(runs, reverse=True)
+    assert mindspore.shapes(whole, 2) == 2
+
+
 def test_a_static_batch_lasts_as_long_as_its_longest_request() -> None:
     """Of batches drawn with replacement from {1, 3}: the longest of n is 3 but for 2^-n."""
     values = np.array([1, 3] * 500)
@@ -118,9 +130,14 @@ def test_the_other_claims_of_the_page_hold(facts: Mapping[str, Mapping[str, Any]
     found = facts["allocation"]
     assert found["batch_demand"] > found["batch_exact"] > found["batch_longest"]
     assert found["evicted"] > found["evicted_prompt"] > found["evicted_ahead"] > 0
+    assert found["discard_until"] == 10
+    assert found["swap_loses"] > 0.4 > found["swap_gains"] > 0.03
     found = facts["mindspore"]
     assert found["two_gain"] < -0.2 < found["low_gain"] < 0 < found["none_gain"]
     assert found["best_of_24"] < found["best"]
+    assert abs(found["by_650_off"]) < 0.05
+    assert found["by_600"] < mindspore.TUNED_SECONDS < found["by_700"]
+    assert mindspore.occupancy(128, 20) < 20 / 128 < mindspore.occupancy(24, 20)
     found = facts["triggers"]
     assert found["tpot_at_16"] < 0
     assert found["ttft_ms_at_16"] > found["ttft_ms_at_1"]

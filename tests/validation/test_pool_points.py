@@ -173,5 +173,4 @@ def test_most_points_can_be_simulated() -> None:
         except InputError as reason:
             refused.append(str(reason))
     assert len(points) == 173
-    assert len(refused) <= 0.05 * len(points)
-    assert all("h100_sxm GPUs share a nvlink domain" in reason for reason in refused)
+    assert refused == []

@@ -109,3 +109,44 @@ def test_all_subagents_of_the_public_traces_run_between_two_turns() -> None:
     assert workload.begins is not None
     answers = workload.begins[1] > workload.prompt_tokens[workload.begins[0]]
     assert int((answers & (workload.begins[0] >= 0)).sum()) == 20528
+
+
+def message(talk: str, turn: int, role: str, **more: Any) -> dict[str, Any]:
+    return {"conversation_id": talk, "turn": turn, "role": role, **more}
+
+
+MESSAGES = [
+    message("a", 1, "user", content="x" * 40, system="s" * 80),
+    message("b", 1, "user", content="y" * 20, system="s" * 80),
+    message("a", 2, "assistant", content=None, tool_calls=["z" * 36]),
+    message("a", 3, "tool", tool_results=["r" * 76], delay_seconds=1.5),
+    message("a", 4, "assistant", content="w" * 12),
+    message("b", 2, "assistant", content="v" * 4),
+    message("a", 5, "user", content="never answered"),
+]
+
+
+def test_messages_are_turns_that_begin_with_all_before_them(tmp_path: Path) -> None:
+    """Four characters a token; brackets and quotes of a list count."""
+    file = tmp_path / "agentic.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in MESSAGES))
+    load = load_trace(file)
+    assert load.session.tolist() == [0, 1, 0]
+    assert load.prompt_tokens.tolist() == [30, 25, 60]
+    assert load.output_tokens.tolist() == [10, 1, 3]
+    assert load.think_time.tolist() == [0.0, 0.0, 1.5]
+    assert load.begins is not None
+    assert [part.tolist() for part in load.begins] == [[-1, 0, 0], [0, 20, 40]]
+    assert any("1 conversations end with" in note for note in load.notes)
+    recorded = load_trace(file, answers="recorded")
+    assert recorded.begins is not None and recorded.begins[1].tolist() == [0, 20, 30]
+
+
+def test_messages_must_stand_in_turn(tmp_path: Path) -> None:
+    file = tmp_path / "agentic.jsonl"
+    file.write_text(json.dumps(MESSAGES[0]) + "\n" + json.dumps(MESSAGES[3]) + "\n")
+    with pytest.raises(InputError, match="row 2: turn=3: must follow turn 1"):
+        load_trace(file)
+    file.write_text(json.dumps(MESSAGES[0]) + "\n")
+    with pytest.raises(InputError, match="no messages of the role assistant"):
+        load_trace(file)

@@ -17,7 +17,7 @@ from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.deployment import SLO, Deployment
-    from windtunnel.metrics import Bands, Summary
+    from windtunnel.metrics import Bands, Steps, Summary
     from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.overheads import Overheads
     from windtunnel.simulate.run import Run
@@ -36,7 +36,7 @@ class Details:
     gap: Annotated[bool, Parameter(negative=())] = False
     """Say how far the first seed's run is from the best that any scheduler could do on this engine."""
     operators: Annotated[bool, Parameter(negative=())] = False
-    """Show the operators of the first seed's run, their seconds and their shares of its steps' time."""
+    """Show the operators of the first seed's run: seconds, bytes moved, and shares of its steps' time."""
     stream: Annotated[bool, Parameter(negative=())] = False
     """For 10 million requests and more: keep none, and print exact counts and means, and percentiles within 0.1 %."""
 
@@ -86,14 +86,14 @@ def run(
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        workload, done = _simulated(scenario, deployment, tables, overheads, seed)
-        result = summary(done, slo, exclude_warmup=exclude_warmup)
+        workload, done, steps = _simulated(scenario, deployment, tables, overheads, seed)
+        result = summary(done, slo, exclude_warmup=exclude_warmup, steps=steps)
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], pasting.strict, scenario, details)
+            around, manifest = _judged(steps, documents[0], pasting.strict, scenario, details)
             first = done if output is not None or outputs.wanted() else None
-            del done, result  # hundreds of bytes a request, and what follows takes as much
+            del done, result, steps  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
                 with progress("simulating faster and slower servers"):
                     ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
@@ -135,8 +135,9 @@ def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
 
 def _simulated(
     scenario: Scenario, deployment: "Deployment", tables: "Sequence[Tabulated]", overheads: "Overheads", seed: int
-) -> "tuple[Workload, Run]":
-    """The load of a seed, and what becomes of it."""
+) -> "tuple[Workload, Run, Steps]":
+    """The load of a seed, what becomes of it, and its steps for all who look at them."""
+    from windtunnel.metrics import unroll
     from windtunnel.simulate.simulate import simulate
 
     with progress(f"seed {seed}: reading the load"):
@@ -144,7 +145,7 @@ def _simulated(
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
         done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
     require_some_fit(done)
-    return workload, done
+    return workload, done, unroll(done)
 
 
 def require_some_fit(done: "Run") -> None:
@@ -156,36 +157,43 @@ def require_some_fit(done: "Run") -> None:
 
 
 def _judged(
-    done: "Run", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
+    steps: "Steps", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
 ) -> "tuple[Bands, dict[str, Any]]":
     """How sure a run is, and its manifest with what was asked for."""
     from windtunnel.metrics import bands
     from windtunnel.simulate.notes import refuse_extrapolation
 
-    around = replace(bands(done, document), unchanged_rate=details.bands == "rate")
+    around = replace(bands(steps.run, document, steps=steps), unchanged_rate=details.bands == "rate")
     if strict:
-        refuse_extrapolation(done, around.uncertainty.beyond)
-    return around, done.manifest | _asked(done, scenario, details)
+        refuse_extrapolation(steps.run, around.uncertainty.beyond)
+    return around, steps.run.manifest | _asked(steps.run, scenario, details)
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
     """For the manifest of a run: how far it is from the least that any scheduler takes, and its operators'
     seconds and shares."""
+    from windtunnel.scenario.ends import nothing_shared
+
     found: dict[str, Any] = {}
+    if (other := nothing_shared(scenario)) is not None:
+        found["nothing_shared"] = other
     if details.gap:
         from windtunnel.optimum.served import gaps
 
         found["gap"] = gaps(done)
     if details.operators:
-        from windtunnel.metrics import group_seconds, unroll
-        from windtunnel.perf.tabulate.by_operator import by_operator
+        from windtunnel.metrics import group_bytes, group_seconds, unroll
+        from windtunnel.perf.tabulate.by_operator import by_operator, bytes_by_operator
 
+        pools = scenario.deployment().pools
         with progress("asking every operator"):
-            tables = tuple(by_operator(pool, scenario.server.perf) for pool in scenario.deployment().pools)
+            tables = tuple(by_operator(pool, scenario.server.perf) for pool in pools)
+            moved = tuple(bytes_by_operator(pool) for pool in pools)
         seconds = group_seconds(unroll(replace(done, groups=tables)))
         everything = sum(seconds.values())
         found["operators"] = {name: part / everything for name, part in seconds.items()}
         found["operator_seconds"] = seconds
+        found["operator_bytes"] = group_bytes(unroll(replace(done, groups=moved)))
     return found
 
 
@@ -252,7 +260,7 @@ def _finish(
             document |= {"seeds": len(documents), "interval_95": intervals}
         if around is not None:
             document |= {"bands": dict(around), "roofline": perfect}
-        asked = ("gap", "operators", "operator_seconds")
+        asked = ("gap", "operators", "operator_seconds", "operator_bytes", "nothing_shared")
         document |= {name: manifest[name] for name in asked if manifest.get(name) is not None}
         show_json(document)
     else:
@@ -266,5 +274,6 @@ def _finish(
         if manifest.get("gap") is not None:
             show_gaps(manifest["gap"])
         if manifest.get("operators") is not None:
-            show_shares(manifest["operators"], manifest.get("operator_seconds", {}))
+            shares = manifest["operators"]
+            show_shares(shares, *(manifest.get(f"operator_{kind}", {}) for kind in ("seconds", "bytes")))
     return MISSED if any(goals.missed(result) for result in results) else DONE

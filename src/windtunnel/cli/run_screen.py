@@ -50,6 +50,7 @@ def show_run(
     result = results[0]
     parts: list[Table | str] = [_title(manifest)]
     parts += verdict_lines(result.verdicts, intervals, around, slo, attainment or ATTAINMENT, default_goal)
+    parts += _assumed(manifest)
     parts.append(_latencies(results, intervals, around, verbose))
     if len(result.pools) > 1:
         parts.append(_pools_table(result.pools))
@@ -106,6 +107,16 @@ def verdict_lines(
     if more:
         lines.append(f"{' ' * (len(mark) + 2)}{' '.join(more)}")
     return lines
+
+
+def _assumed(manifest: Mapping[str, Any]) -> list[str]:
+    """How much depends on what prompts are assumed to share."""
+    other = manifest.get("nothing_shared")
+    if other is None:
+        return []
+    good, first = _percent(other["attainment"]), _time(other["ttft"]["p50"])
+    would = f"{good} would meet it, with" if other["attainment"] is not None else ""
+    return [wrapped(f"Cached prompts are an assumption: with none {would} a median TTFT of {first}.")]
 
 
 def _largest_miss(intervals: Mapping[str, "Interval"], slo: "SLO") -> str:

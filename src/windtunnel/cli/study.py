@@ -143,7 +143,8 @@ def _ranking(study: "Stored") -> list[dict[str, Any]]:
             "replicas": row["replicas"],
             "GPUs": row["gpus"],
             "$/h": row["price_per_hour"],
-            "requests/s": row["request_rate"],
+            "requests/s": row.get("request_rate"),
+            **({"lanes": row["lanes"]} if "lanes" in row else {}),
             answer["unit"]: row["value"],
         }
         for row in answer.get("ranking", ())

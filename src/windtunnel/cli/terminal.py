@@ -144,11 +144,16 @@ def show_gaps(found: Mapping[str, Any]) -> None:
     show(table(("best possible", "run, s", "bound, s", "gap"), rows))
 
 
-def show_shares(shares: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-    """The operators of a run, their seconds over all ranks and shares of its steps' time, the longest first."""
+def show_shares(shares: Mapping[str, float], seconds: Mapping[str, float], moved: Mapping[str, float]) -> None:
+    """The operators of a run: seconds over all ranks, gigabytes that a GPU of each moves, and shares of its steps'
+    time, the longest first."""
     rows = sorted(((part, name) for name, part in shares.items() if part > 0), reverse=True)
-    cells = [(name, number(seconds.get(name)), share(part)) for part, name in rows]
-    show(table(("operator of the whole run", "rank-seconds", "of the time"), cells))
+    cells = []
+    for part, name in rows:
+        took, size = seconds.get(name), moved.get(name)
+        rate = number(size / took / 1e9) if took and size else ""
+        cells.append((name, number(took), number(size / 1e9) if size else "", rate, share(part)))
+    show(table(("operator of the whole run", "rank-seconds", "GB", "GB/s", "of the time"), cells))
 
 
 def remarks(texts: Iterable[str]) -> list[Text]:

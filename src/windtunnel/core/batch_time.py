@@ -47,7 +47,8 @@ def flatten(
             pool[name] = sum(len(earlier) for earlier in integers)
             integers.append(index)
         pool["num_contexts"] = len(table.context_knots)
-        pool["graph_tokens"] = table.graph_tokens
+        pool["graph_tokens"], pool["decode_width"] = table.graph_tokens, table.decode_width
+        pool["most_tokens"] = table.max_num_batched_tokens
         pool["prefill_base"] = table.prefill_base
     return pools, np.concatenate(floats), np.concatenate(integers)
 
@@ -98,6 +99,12 @@ def prefill_time(pool: Pool, floats: Array, integers: Array, tokens: int, contex
 
 
 @part
+def tokens_of(pool: Pool, lane: Lane, width: int) -> int:
+    """Tokens of the lane's batch, so many of each decode."""
+    return min(lane.step_decodes * width + lane.chunk_tokens, pool.most_tokens)
+
+
+@part
 def rank_time(pool: Pool, floats: Array, integers: Array, lane: Lane, seats: Array) -> float:
     """GPU seconds of the batch that the lane has just scheduled; see BatchTimes.rank. An idle lane runs a dummy
     token."""
@@ -107,7 +114,7 @@ def rank_time(pool: Pool, floats: Array, integers: Array, lane: Lane, seats: Arr
         time = floats[pool.decode_tokens + tokens]
         time = time + decode_time(pool, floats, integers, pool.decode_attention, tokens, kv_tokens)
         return time + floats[pool.sequences + tokens]
-    time = floats[pool.mixed_tokens + decodes + lane.chunk_tokens]
+    time = floats[pool.mixed_tokens + tokens_of(pool, lane, pool.decode_width)]
     time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
     for k in range(lane.chunks):
         time = time + prefill_time(pool, floats, integers, seats[TOKENS, k], seats[CONTEXT, k])
@@ -127,11 +134,13 @@ def lockstep_time(
 ) -> float:
     """Seconds of a step of lanes that wait for each other, whose experts see the tokens of all; see
     BatchTimes.lockstep."""
-    gpu, largest, total, sequences = 0.0, 0, 0, 1
+    gpu, largest, total, sequences, width = 0.0, 0, 0, 1, 1
+    for i in range(first, end):
+        width = pool.decode_width if lanes[i].chunks > 0 else width
     for i in range(first, end):
         lane = lanes[i]
         gpu = max(gpu, rank_time(pool, floats, integers, lane, seats[i]))
-        tokens = max(lane.step_decodes + lane.chunk_tokens, 1)
+        tokens = max(tokens_of(pool, lane, width), 1)
         largest = max(largest, tokens)
         total += tokens
         sequences = max(sequences, lane.step_decodes + lane.chunks)

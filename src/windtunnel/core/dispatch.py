@@ -45,8 +45,8 @@ SCHEDULERS = {
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
-OUT_OF_TURN = "vllm_out_of_turn"
-"""The module of settings that keep no turns."""
+OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
+"""The modules of settings that keep no turns, and of those with speculation."""
 
 
 # The schedulers of a run.
@@ -54,6 +54,8 @@ OUT_OF_TURN = "vllm_out_of_turn"
 
 def scheduler_of(policy: Any) -> str:
     """The scheduler that has these settings."""
+    if policy.drafts is not None:
+        return WITH_DRAFTS
     return SCHEDULERS[type(policy).__name__] if policy.keeps_turns else OUT_OF_TURN
 
 

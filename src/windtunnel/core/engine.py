@@ -85,6 +85,8 @@ class Fleet:
     failures: tuple[Failure, ...] = ()
     """In order of time."""
     on_failure: str = "retry"
+    seed: int = 0
+    """Of what is drawn while it runs: which drafts are right."""
     roles: tuple[str, ...] = ()
     """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.disaggregation.handover``."""
 
@@ -127,6 +129,8 @@ class Demand:
     turnaround: Floats | None = None
     """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
     at once."""
+    drafts: tuple[Any, Any, Any] | None = None
+    """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
 
     @property
     def closed(self) -> bool:

@@ -50,7 +50,7 @@ POOL: Fields = [
     *_integers("mixed_attention", "prefill_attention", "expert_tokens", "shortest_step"),
     # first entry of each table in the flat array of integers
     *_integers("context_knots", "context_index", "chunk_knots", "chunk_index", "padded", "num_contexts"),
-    *_integers("graph_tokens"),
+    *_integers("graph_tokens", "decode_width", "most_tokens"),  # the latter: that the tables cover
     ("prefill_base", np.float64),
 ]
 

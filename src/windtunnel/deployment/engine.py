@@ -9,16 +9,19 @@ from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
-DECODES_ALONE = "FULL_DECODE_ONLY"
+DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
+GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
 GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
 LOW_LATENCY, HIGH_THROUGHPUT, AUTO = "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
 ONE_SIDED = "flashinfer_nvlink_one_sided"
-EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO, ONE_SIDED)
+ONE_KERNEL = "megamoe"
+EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO, ONE_SIDED, ONE_KERNEL)
 """The ways in which ranks send tokens to each other's experts, by vLLM's names (config/parallel.py); ``deepep_auto`` is
 SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts; ``flashinfer_nvlink_one_sided``
-are TensorRT-LLM's kernels, which write into the memory of other GPUs."""
+are TensorRT-LLM's kernels, which write into the memory of other GPUs; ``megamoe`` is SGLang's name of DeepGEMM's
+kernel, which exchanges tokens while it multiplies others."""
 SCHEDULING = {"scheduling": True}
 """Marks an argument that only the engine's own scheduler reads."""
 
@@ -52,8 +55,8 @@ class Engine:
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
     """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
-    ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts), or
-    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM, in one NVLink domain)."""
+    ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts),
+    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM) or ``megamoe`` (SGLang), both in one NVLink domain."""
     enable_dbo: bool = False
     """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
     ``enable_two_batch_overlap``)."""
@@ -107,11 +110,21 @@ class Engine:
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
-    """Mean tokens per step with speculation, including the verified token. Progress is exact
-    in expectation; its variance is not simulated."""
+    """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
+    and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
+    """
     cudagraph_mode: str | None = None
-    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts;
+    """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
+    with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;
     None: as the engine does."""
+    prompt_graph_tokens: int | None = None
+    """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
+    alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
+    shared_head: bool = False
+    """Ranks that exchange tokens divide the output head among them (SGLang without ``enable_dp_lm_head``), or that of
+    drafts alone (TensorRT-LLM's ``enable_lm_head_tp_in_adp``)."""
+    shared_dense: bool = False
+    """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0
     """Copies of experts in addition to the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None
@@ -119,6 +132,9 @@ class Engine:
     None: their windows are set aside for every request that runs."""
     mamba_ssm_cache_dtype: str = "auto"
     """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
+    states_per_request: int | None = None
+    """States of recurrent layers that are set aside for each request that runs. None: the engine's: one, and with
+    cached prefixes three in SGLang; its ``extra_buffer`` has five, vLLM's ``mamba_cache_mode`` ``align`` two."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -181,12 +197,14 @@ class Engine:
         for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
             self._require_integer(name, 1)
         for name, value, known in (
-            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
+            ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
         self._require_integer("num_redundant_experts", 0)
+        for name in ("states_per_request", "prompt_graph_tokens"):
+            self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
             raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")

@@ -117,7 +117,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
     rules = preset(engine.preset).memory
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
-    weights += _padding_bytes(model, device, engine) + _copies(model, engine)
+    weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
     activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
     graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
@@ -155,12 +155,13 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
-    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. Where
+    """Bytes of the states of one request that decodes; vLLM keeps that of compressed attention in whole blocks. Where
     windows have a separate share, they are no part of it."""
     if engine.swa_full_tokens_ratio is not None:
         whole = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
         return whole - sum(length * each for length, each in _windows(model, engine))
-    return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+    each = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+    return _held_bytes(model, engine, 1) or each * (engine.states_per_request or 1)
 
 
 def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
@@ -193,6 +194,14 @@ def _copies(model: Model, engine: Engine) -> int:
     layers = [(count, layer.mlp) for count, layer in model.layers if isinstance(layer.mlp, MoE)]
     numbers = sum(count * mlp.expert_parameters(model.hidden_size) for count, mlp in layers)
     return int(each * numbers * model.bytes_per_weight("experts"))
+
+
+def _divided(model: Model, engine: Engine) -> int:
+    """Bytes that a rank has less of where all divide what each would hold."""
+    ranks = engine.data_parallel_size
+    parts = model.gpu_parameters(engine.tensor_parallel_size, ranks, engine.enable_expert_parallel)
+    divided = {"lm_head": engine.shared_head and engine.backend != "trtllm", "mlp": engine.shared_dense}
+    return int(sum(parts[name] * model.bytes_per_weight(name) * on for name, on in divided.items()) * (1 - 1 / ranks))
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.deployment.engine import Engine
-from windtunnel.deployment.engine_scheduler import decides_late
+from windtunnel.deployment.engine_scheduler import decides_late, named_settings, own_rules
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.deployment.presets import preset
@@ -16,6 +16,8 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device, device
 from windtunnel.model import Model, load_model
 from windtunnel.model.spec import stages
+from windtunnel.policy import VllmV1
+from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
 ROLES = ("mixed", "prefill", "decode")
@@ -68,6 +70,19 @@ class Pool:
         """Some layers, but not all, see only a window of the context."""
         return len({layer.window for _, layer in self.model.layers}) > 1
 
+    @property
+    def drafts(self) -> Drafts | None:
+        """Speculation that is simulated step by step, as vLLM's v1 scheduler has it in pools that serve whole requests
+        and keep no KV elsewhere; None: there is none, or its steps are means."""
+        engine, length = self.engine, self.engine.acceptance_length
+        if not engine.num_speculative_tokens or length is None or self.role != "mixed" or self.stores:
+            return None
+        rules = own_rules(engine) if engine.scheduler is None else named_settings(engine.scheduler)
+        if not isinstance(rules, VllmV1):
+            return None
+        rates = rates_of(length, engine.num_speculative_tokens)
+        return Drafts(engine.num_speculative_tokens, "mtp", rates)
+
     def warnings(self) -> list[str]:
         """What differs from the real engine, or should be known about the model."""
         found = []
@@ -76,6 +91,11 @@ class Pool:
             found.append(
                 f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "
                 "pipeline it waits here, as in vllm-0.32"
+            )
+        if self.engine.num_speculative_tokens and not self.drafts:
+            found.append(
+                "speculation is simulated step by step with vLLM's v1 scheduler, in mixed pools without stores; here a "
+                "step yields one token, in its share of the time: gaps between tokens, KV blocks and steps are means"
             )
         if decides_late(self.engine):
             found.append(

@@ -5,7 +5,16 @@ Then say which steps of a resolved engine are split into two micro-batches, to h
 
 from dataclasses import replace
 
-from windtunnel.deployment.engine import AUTO, ENGINE_DTYPES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED, Engine
+from windtunnel.deployment.engine import (
+    AUTO,
+    ENGINE_DTYPES,
+    GATHERED,
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    ONE_KERNEL,
+    ONE_SIDED,
+    Engine,
+)
 from windtunnel.deployment.engine_scheduler import (
     named_settings,
     require_own_settings,
@@ -19,6 +28,7 @@ from windtunnel.model import MLP, Model, MoE, Quantization
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
+from windtunnel.policy import Settings
 
 OF_PRESET = ("gpu_memory_utilization", "async_scheduling", "enable_prefix_caching", "scheduler_reserve_full_isl")
 """Arguments whose defaults change with the engine and its version alone."""
@@ -46,6 +56,9 @@ LONG_CONTEXT = 32768
 COMPRESSED_BLOCK = 256
 """Tokens of a block where entries of the cache stand for several (vLLM and SGLang alike)."""
 
+KEPT_STATES = 3
+"""States of recurrent layers that SGLang has room for, for each request that runs, while it caches prefixes."""
+
 SGLANG_LARGEST, TRTLLM_LARGEST = 512, 2048
 """Largest batches of decodes that SGLang and TensorRT-LLM capture as CUDA graphs."""
 
@@ -63,6 +76,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
     require_exchange(engine, chosen, model)
+    _require_one_domain(engine, device)
     length = _model_len(engine, model)
     chunked = engine.enable_chunked_prefill
     if chunked is None:
@@ -84,6 +98,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         all2all_backend=_exchange(engine, model, device),
         **{name: getattr(chosen, name) for name in OF_PRESET if getattr(engine, name) is None},
     )
+    if engine.states_per_request is None:
+        resolved = replace(resolved, states_per_request=_states(resolved, model, named))
     if engine.async_scheduling is None and engine.pipeline_parallel_size > 1 and chosen.turns_stages_synchronous:
         resolved = replace(resolved, async_scheduling=False)
     if engine.scheduler is not None:
@@ -156,6 +172,14 @@ def _block_size(model: Model, device: Device, backend: str) -> int:
     if backend == "trtllm":
         return 32
     return 64 if model.has_mla and device.sm_version >= 90 else 16
+
+
+def _states(engine: Engine, model: Model, named: Settings | None) -> int:
+    """States of a request that runs: SGLang sets two aside that the tree of prefixes may keep (ratio of
+    ``max_mamba_cache_size`` to running requests in its model_runner_kv_cache_mixin.py, 0.5.9)."""
+    keeps = engine.enable_prefix_caching if named is None else getattr(named, "radix_cache", False)
+    recurs = bool(model.state_bytes()) and not model.compresses
+    return KEPT_STATES if engine.backend == "sglang" and keeps and recurs else 1
 
 
 def _model_len(engine: Engine, model: Model) -> int:
@@ -260,18 +284,23 @@ def _decode_sizes(backend: str, seqs: int) -> tuple[int, ...]:
 def require_shardable(engine: Engine, model: Model, device: Device) -> None:
     """Raise InputError when heads, widths, experts or vocabulary cannot be divided as the engine asks."""
     tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
-    if tp > device.gpus_per_domain:
+    if tp > device.gpus_per_domain and tp % device.gpus_per_domain:
         raise InputError(
-            f"tensor_parallel_size={tp}: {device.gpus_per_domain} {device.name} GPUs share a {device.link} domain, "
-            "and tensor parallelism beyond it is not simulated yet; use data_parallel_size or replicas"
+            f"tensor_parallel_size={tp}: {device.gpus_per_domain} {device.name} GPUs share a {device.link} domain; use "
+            "a multiple of that, or no more"
         )
+    for name in ("shared_head", "shared_dense"):
+        if getattr(engine, name) and not (model.has_moe and engine.data_parallel_size > 1):
+            raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
         if isinstance(dense, MLP):
-            _require_width("intermediate_size", dense.intermediate_size, tp, "mlp", model)
+            _require_width(
+                "intermediate_size", dense.intermediate_size, ranks if engine.shared_dense else tp, "mlp", model
+            )
         if not isinstance(mlp, MoE):
             continue
         if not engine.enable_expert_parallel:
@@ -364,6 +393,8 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
                 raise InputError(f"{given}: simulated for TensorRT-LLM alone; use preset='trtllm-1.1', or {GATHERED!r}")
         elif not chosen.deepep:
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")
+        if backend == ONE_KERNEL and chosen.backend != "sglang":
+            raise InputError(f"{given}: simulated for SGLang alone; use preset='sglang-0.5', or {GATHERED!r}")
         if backend == AUTO and chosen.backend != "sglang":
             raise InputError(f"{given}: {chosen.name} has no such choice; use {LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}")
         if not (model.has_moe and engine.enable_expert_parallel and engine.data_parallel_size > 1):
@@ -378,6 +409,16 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     _require_splitting(engine, chosen)
 
 
+def _require_one_domain(engine: Engine, device: Device) -> None:
+    """Raise InputError for one kernel over GPUs that no NVLink joins, into whose memory it writes."""
+    ranks = engine.tensor_parallel_size * engine.data_parallel_size
+    if engine.all2all_backend == ONE_KERNEL and (device.link != "nvlink" or ranks > device.gpus_per_domain):
+        raise InputError(
+            f"all2all_backend={ONE_KERNEL!r} over {ranks} GPUs: {device.gpus_per_domain} {device.name} GPUs share a "
+            f"{device.link} domain, and it needs one of NVLink; use {LOW_LATENCY!r}, or fewer GPUs"
+        )
+
+
 def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
     given = {
         name: getattr(engine, name)
@@ -390,10 +431,10 @@ def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
         return
     if not chosen.deepep:
         raise InputError(f"enable_dbo: not simulated for {chosen.name}; use preset='vllm-0.32', or leave it out")
-    if engine.all2all_backend == GATHERED:
+    if engine.all2all_backend in (GATHERED, ONE_KERNEL):
         raise InputError(
-            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs alongside other kernels; use "
-            f"all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
+            f"enable_dbo with all2all_backend={engine.all2all_backend!r}: only DeepEP's exchange runs alongside other "
+            f"kernels; use all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
         )
     if given and chosen.backend == "sglang":
         name, value = next(iter(given.items()))

@@ -5,8 +5,9 @@ Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.p
 
 from typing import Any
 
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.deployment.presets import preset
+from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype, quantization
@@ -81,7 +82,7 @@ def settings(asked: Asked) -> Settings:
     _scheduler(asked, engine)
     _hand_over(asked, found)
     _balance(asked, together)
-    _layout(asked, together)
+    _layout(asked, engine, together)
     _host_memory(asked)
     return found
 
@@ -133,22 +134,19 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
     engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
+    elif backend == ONE_KERNEL and ranks > 1:
+        engine["all2all_backend"] = ONE_KERNEL
     elif backend not in ("", "none"):
-        asked.refused["moe-a2a-backend"] = A2A.get(
-            backend, "how ranks exchange tokens: gathering those of all stands for it"
-        )
-    if "all2all_backend" not in engine:
+        asked.refused["moe-a2a-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
+    if backend != "deepep" or ranks == 1:
         asked.unused["deepep-mode"] = "no ranks exchange tokens by DeepEP"
     if asked.truth("enable-two-batch-overlap"):
-        if engine.get("all2all_backend", GATHERED) != GATHERED:
+        if engine.get("all2all_backend", GATHERED) not in (GATHERED, ONE_KERNEL):
             engine["enable_dbo"] = True
         else:
             asked.refused["enable-two-batch-overlap"] = (
                 "two micro-batches: only DeepEP's exchange is known to run alongside kernels"
             )
-
-
-A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of all ranks stands for it"}
 
 
 def _share_of_windows(asked: Asked) -> float | None:
@@ -161,26 +159,37 @@ def _share_of_windows(asked: Asked) -> float | None:
 
 
 def _states(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
-    """Room for states of recurrent layers, one for each request that runs, and when they are kept for prefixes."""
+    """Room for states of recurrent layers: so many for each request that runs, by how they are kept for prefixes."""
     places = asked.integer("max-mamba-cache-size")
     keeps = engine["enable_prefix_caching"] is not False
     if asked.model is not None and not asked.model.state_bytes():
         for flag in ("mamba-ssm-dtype", "max-mamba-cache-size", *STATES):
             asked.unused[flag] = "the model keeps no states"
         engine["mamba_ssm_cache_dtype"] = None
-    elif places and not keeps:
-        engine["max_num_seqs"] = min(engine["max_num_seqs"] or places, max(1, places // ranks))
-    elif places:
-        asked.refused["max-mamba-cache-size"] = "places for states, of which kept prefixes take some"
+        return
     strategy = asked.text("mamba-radix-cache-strategy")
-    for flag in STATES:
-        if not keeps or strategy in ("", "auto", "no_buffer"):
-            asked.unused.setdefault(flag, "no states are kept but those of running requests")
-        elif flag in asked.line.flags:
-            asked.refused[flag] = "when states are kept, from which a prefix can be taken up"
+    buffered = keeps and strategy in BUFFERED
+    ahead = BUFFERED[strategy] if buffered and engine["async_scheduling"] is not False else 1
+    each = KEPT_STATES + ahead * buffered if keeps else 1
+    if buffered:
+        engine["states_per_request"] = each
+    elif keeps and strategy not in ("", "auto", "no_buffer"):
+        asked.refused["mamba-radix-cache-strategy"] = "how many states are kept for each request"
+    elif not keeps:
+        for flag in ("mamba-radix-cache-strategy", "mamba-max-states-per-path"):
+            asked.unused[flag] = "no states are kept but those of running requests"
+    if places:
+        engine["max_num_seqs"] = min(engine["max_num_seqs"] or places, max(1, places // ranks // each))
+    if "mamba-track-interval" in asked.line.flags and buffered:
+        asked.refused["mamba-track-interval"] = "after how many tokens a state is kept: here after every page"
+    else:
+        asked.unused["mamba-track-interval"] = "no states are kept while a request decodes"
 
 
 STATES = ("mamba-radix-cache-strategy", "mamba-track-interval")
+BUFFERED = {"extra_buffer": 2, "extra_buffer_lazy": 1}
+"""Strategies that keep states while requests decode → how many more a request has, if the next step is scheduled while
+this one runs; else one (model_runner_kv_cache_mixin.py of 0.5.9)."""
 
 
 def _captured(asked: Asked) -> tuple[int, ...] | None:
@@ -259,13 +268,14 @@ def _balance(asked: Asked, ranks: int) -> None:
         asked.refused[flag] = "which rank gets a request: the one with the fewest stands for it"
 
 
-def _layout(asked: Asked, ranks: int) -> None:
-    """Ranks of attention hold dense layers and the head whole here; SGLang divides them over all GPUs unless told."""
+def _layout(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
+    """Dense layers and the head are divided over all GPUs unless the line says otherwise. Without a model a line is no
+    whole one, and says nothing by what it leaves out."""
     dense, head = asked.line.flags.get("moe-dense-tp-size"), asked.truth("enable-dp-lm-head")
     if ranks == 1:
         asked.unused["enable-dp-lm-head"] = asked.unused["moe-dense-tp-size"] = "there are no ranks of attention"
         return
-    if not head:
-        asked.absent["enable-dp-lm-head"] = "the head is divided over all GPUs; here each rank has its own"
-    if dense != 1 and (asked.model is None or len({type(layer.mlp) for _, layer in asked.model.layers}) > 1):
-        asked.absent["moe-dense-tp-size"] = "dense layers are divided over all GPUs; here each rank has its own"
+    if asked.model is not None and asked.experts:
+        engine["shared_head"] = True if not head else None
+        divides = dense != 1 and len({type(layer.mlp) for _, layer in asked.model.layers}) > 1
+        engine["shared_dense"] = True if divides else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype
+from windtunnel.model import MoE
 
 NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
 SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
@@ -48,12 +49,15 @@ def settings(asked: Asked) -> Settings:
     engine["stream_interval"] = asked.integer("stream-interval")
     servers = [asked.integer(flag) for flag in ("num-serve-frontends", "num-postprocess-workers")]
     engine["api_server_count"] = max((each for each in servers if each), default=None)
+    engine["prompt_graph_tokens"] = _prompt_graphs(asked)
     _combine(asked, engine)
+    _slots(asked, engine)
     found = Settings(engine)
     _graphs(asked, engine)
     _role(asked, found)
     _prefixes(asked)
     _drafts(asked, engine)
+    _heads(asked, engine)
     _scheduler(asked, engine)
     tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
     if tokens and seqs and tokens < seqs:
@@ -75,6 +79,21 @@ def _combine(asked: Asked, engine: dict[str, Any]) -> None:
         engine["low_precision_combine"] = True
 
 
+def _slots(asked: Asked, engine: dict[str, Any]) -> None:
+    """Slots of all ranks for experts: what there are more of than experts are copies."""
+    flag = "moe-config.load-balancer.num-slots"
+    slots = asked.integer(flag)
+    if slots is None:
+        return
+    if not engine["enable_expert_parallel"]:
+        asked.unused[flag] = "experts are not divided among GPUs"
+    elif asked.model is None:
+        asked.refused[flag] = "how many copies of experts there are"
+    else:
+        experts = max(layer.mlp.num_experts for _, layer in asked.model.layers if isinstance(layer.mlp, MoE))
+        engine["num_redundant_experts"] = max(0, slots - experts) or None
+
+
 IN_FEW_BITS = ("fp8", "fp8_block", "nvfp4")
 
 
@@ -87,6 +106,19 @@ def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
     if largest and not sizes:
         sizes = tuple(sorted({size for size in SMALL if size <= largest} | {largest}))
     engine["cudagraph_capture_sizes"] = sizes
+
+
+def _prompt_graphs(asked: Asked) -> int | None:
+    """Tokens of the largest captured batch with prompts: up to the most of a step unless sizes are given."""
+    captured = asked.sizes("torch-compile-config.capture-num-tokens")
+    if asked.truth("torch-compile-config.enable-piecewise-cuda-graph"):
+        return max(captured) if captured else asked.integer("max-num-tokens") or PROMPT_TOKENS
+    asked.unused["torch-compile-config.capture-num-tokens"] = "batches with prompts are not captured"
+    return None
+
+
+PROMPT_TOKENS = 8192
+"""``max_num_tokens`` by default (llm_args.py)."""
 
 
 def _role(asked: Asked, found: Settings) -> None:
@@ -117,6 +149,15 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
         return
     engine["num_speculative_tokens"] = drafts = drafts or 1
     engine["acceptance_length"] = acceptance(asked, kind or "mtp", drafts, None)
+
+
+def _heads(asked: Asked, engine: dict[str, Any]) -> None:
+    """The head of drafts, which ranks of attention divide."""
+    flag = "enable-lm-head-tp-in-adp"
+    if not (engine["data_parallel_size"] and engine.get("num_speculative_tokens") and asked.experts):
+        asked.unused[flag] = "there are no drafts of ranks of attention, whose head it would divide"
+    elif asked.truth(flag):
+        engine["shared_head"] = True
 
 
 def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from windtunnel.deployment import Engine
 from windtunnel.deployment.engine import (
-    DECODES_ALONE,
     ENGINE_DTYPES,
     EXCHANGES,
     GATHERED,
+    GRAPH_MODES,
     HIGH_THROUGHPUT,
     LOW_LATENCY,
     ONE_SIDED,
@@ -54,6 +54,7 @@ def settings(asked: Asked) -> Settings:
         engine["enforce_eager"] = None
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
+    engine["states_per_request"] = _states(asked)
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)
@@ -159,21 +160,30 @@ def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
     level = str(asked.get("compilation-config.mode"))
     if mode == "NONE" or sizes == () or largest == 0 or str(asked.get("optimization-level")) == "0":
         engine["enforce_eager"] = True
-    elif mode == DECODES_ALONE:
+    elif mode in GRAPH_MODES:
         engine["cudagraph_mode"] = mode
     elif mode not in ("", "FULL_AND_PIECEWISE"):
-        asked.refused["compilation-config.cudagraph-mode"] = GRAPHS.get(mode, "which steps run from graphs")
+        asked.refused["compilation-config.cudagraph-mode"] = "which steps run from graphs"
     if level not in ("None", "3", "VLLM_COMPILE"):
         asked.refused["compilation-config.mode"] = "what is compiled: kernels that are not fused take longer"
         asked.kernels.add("compilation-config.mode")
     engine["cudagraph_capture_sizes"] = sizes if sizes and not engine["enforce_eager"] else None
 
 
-GRAPHS = {
-    "PIECEWISE": "attention runs outside of graphs: more work of the host in every step",
-    "FULL": "steps with prompts run from whole graphs",
-}
-"""Kinds of graphs → what they would change."""
+def _states(asked: Asked) -> int | None:
+    """States of a request: two where the last one of a block is kept for prefixes (``MambaSpec`` in
+    vllm/v1/kv_cache_interface.py)."""
+    mode = asked.text("mamba-cache-mode")
+    if asked.model is not None and not asked.model.state_bytes():
+        asked.unused["mamba-cache-mode"] = "the model keeps no states"
+    elif mode == ALIGNED:
+        return ALIGNED_STATES
+    elif mode not in ("", "none"):
+        asked.refused["mamba-cache-mode"] = "a state is kept for every block"
+    return None
+
+
+ALIGNED, ALIGNED_STATES = "align", 2
 
 
 def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:

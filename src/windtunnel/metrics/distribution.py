@@ -88,7 +88,9 @@ class Distribution:
         if self._weights is None:
             return np.sort(self._values), None
         order = np.argsort(self._values)
-        return self._values[order], np.cumsum(self._weights[order])
+        values, order_of_weights = self._values[order], self._weights[order]
+        del order  # as large as the values, of which there may be one for each step
+        return values, np.cumsum(order_of_weights)
 
     def percentiles(self, percents: Sequence[float] | Floats) -> Floats:
         """The given percentiles (0 to 100), interpolated linearly: ``numpy.percentile`` of the expanded sample.

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import FIRST_TOKEN
 from windtunnel.metrics.evidence import Factors
-from windtunnel.metrics.overload import overloaded, queue_growth
+from windtunnel.metrics.overload import closed_by_lanes, overloaded, queue_growth
 from windtunnel.metrics.summary import goal_json, summary, summary_json
 from windtunnel.simulate.run import Run
 
@@ -60,7 +60,8 @@ def end_of(
         said = summary_json(summary(run, limits, exclude_warmup=exclude_warmup))
     else:
         said = goal_json(run, limits, exclude_warmup=exclude_warmup)
-    return End(_with_later_first_tokens(said, later), overloaded(queue_growth(run.requests)))
+    grows = not closed_by_lanes(run) and overloaded(queue_growth(run.requests))
+    return End(_with_later_first_tokens(said, later), grows)
 
 
 def _with_later_first_tokens(said: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -5,10 +5,10 @@ between the ends of two such steps next to each other: mostly the later one's du
 alone between them. Its first decode follows the end of the request's prefill instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Counts, Steps
 from windtunnel.metrics.window import Window
-from windtunnel.simulate.run import FINISHED
+from windtunnel.perf.batch_times import whole
+from windtunnel.simulate.run import FINISHED, Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -72,12 +73,12 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
     return replica.astype(np.int64) * 2**20 + rank
 
 
-def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Floats]:
-    """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
+def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
+    """All gaps that end with a decode, as (seconds, how many of them, when they end in one or more parts)."""
     return _gaps_of_stages(steps) if steps.run.piped else gaps_of_groups(steps, *_joins(steps), Earlier())[:3]
 
 
-def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
+def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
     """Of single steps, where replicas have several stages."""
     found = decode_steps(steps)
     is_paused = found.paused()
@@ -89,8 +90,8 @@ def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
     is_paused[found.first[:-1]] = False
     after = np.flatnonzero(is_paused)
     gap[after] = found.end[after] - found.end[after - 1]
-    ends = np.concatenate([found.end, found.end[at]])
-    return np.concatenate([gap, found.end[at] - joined]), np.append(found.decodes, np.ones_like(at)), ends
+    counts = np.append(found.decodes, np.ones_like(at))
+    return np.concatenate([gap, found.end[at] - joined]), counts, (found.end, found.end[at])
 
 
 class Earlier(NamedTuple):
@@ -105,7 +106,7 @@ class Earlier(NamedTuple):
 
 def gaps_of_groups(
     steps: Steps, lane: Integers, time: Floats, earlier: Earlier
-) -> tuple[Floats, Counts, Floats, Earlier]:
+) -> tuple[Floats, Counts, Sequence[Floats], Earlier]:
     """Where no replica has several stages: steps of a group have one duration, with which all of its tokens come; but
     for those of rows that follow a pause of their lane, whose first step ends a longer gap.
 
@@ -115,8 +116,9 @@ def gaps_of_groups(
     lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
     log, ends, counts = steps.run.iterations, steps.ends, np.array(steps.emitted)
     if len(ends) == 0:
-        return np.zeros(0), counts, np.zeros(0), Earlier(earlier.ends, lane, time)
-    gap = np.diff(ends, prepend=0.0)
+        return np.zeros(0), counts, (np.zeros(0),), Earlier(earlier.ends, lane, time)
+    gap = ends.copy()  # of the first one no use is made
+    np.subtract(ends[1:], ends[:-1], out=gap[1:])
     first = steps.grouped.first
     heads = steps.heads[np.flatnonzero(np.diff(first[steps.heads], prepend=-1))]
     gap[first[heads]] = ends[first[heads]] - log.start[heads]
@@ -135,7 +137,8 @@ def gaps_of_groups(
     longer = np.where(np.isnan(rows.before[rows.paused]), gap[first[begins]], ended - rows.before[rows.paused])
     ended_at = ends[first[rows.row[at]]]
     values = np.concatenate([gap, longer, ended_at - joined])
-    return values, np.concatenate([counts, left, np.ones_like(at)]), np.concatenate([ends, ended, ended_at]), rest
+    del gap
+    return values, np.concatenate([counts, left, np.ones_like(left, shape=len(at))]), (ends, ended, ended_at), rest
 
 
 class DecodeRows(NamedTuple):
@@ -189,23 +192,28 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
     inside. Where an event has several tokens, because the server waits for them or because a step that verifies drafts
     yields them together, there is one for each event, as clients see it."""
-    if (tokens := streamed(steps.run.manifest)) > 1:
+    if (tokens := streamed(steps.run)) > 1:
         return Distribution(_event_gaps(steps, window, tokens))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
     gaps, counts, ends = pooled_gaps(steps)
     if not window.trimmed:
         return Distribution.pooled(gaps, counts, waited)
-    inside = window.holds(ends)
+    inside = window.holds(np.concatenate(ends))
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 
-def streamed(manifest: Mapping[str, Any]) -> float:
-    """Tokens of an event that the client gets, of the servers that decode: of a step with drafts the mean."""
-    pools = manifest.get("deployment", {}).get("pools", ())
-    engines = [pool.get("engine", {}) for pool in pools if pool.get("role") != "prefill"]
-    tokens = [max(each.get("stream_interval", 1), each.get("acceptance_length") or 1.0) for each in engines]
-    return float(max(tokens, default=1.0))
+def streamed(run: Run) -> float:
+    """Gaps between the events that the client gets, in gaps of the log, of the servers that decode. An event has the
+    tokens of a step with drafts: these are one gap where such steps are simulated, else as many as they are on
+    average."""
+    found = [1.0]
+    for pool, times in zip(run.manifest.get("deployment", {}).get("pools", ()), run.times, strict=False):
+        engine = pool.get("engine", {})
+        interval, accepted = engine.get("stream_interval", 1), engine.get("acceptance_length") or 1.0
+        if pool.get("role") != "prefill":
+            found.append(max(interval, accepted) / (accepted if whole(times).decode_width > 1 else 1.0))
+    return float(max(found))
 
 
 def _event_gaps(steps: Steps, window: Window, tokens: float) -> Floats:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.simulate.run import Requests
+from windtunnel.simulate.run import Requests, Run
 
 GROUPS = 10
 MIN_REQUESTS = 50
@@ -68,6 +68,12 @@ def overloaded(growth: Growth | None) -> bool:
     if growth is None or np.isinf(growth.slope):
         return False
     return growth.slope >= MIN_SLOPE and growth.trend >= MIN_TREND and growth.delay >= MIN_DELAY
+
+
+def closed_by_lanes(run: Run) -> bool:
+    """Whether a number of sessions in play waits for its answers, which no server is overloaded by: delays that grow
+    are those of contexts that do."""
+    return bool(run.manifest["workload"].get("lanes"))
 
 
 def overload_warning(requests: Requests) -> str | None:

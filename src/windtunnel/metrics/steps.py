@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
-from windtunnel.simulate.run import Iterations, Run
+from windtunnel.perf.batch_times import whole
+from windtunnel.simulate.run import FINISHED, Iterations, Run
 
 if TYPE_CHECKING:
     from windtunnel.core.rebuild import IterationTimes, StepEnds
@@ -65,7 +66,7 @@ class Steps:
 
     @property
     def decodes(self) -> Counts:
-        """[m] requests that emit a token in the step."""
+        """[m] requests that emit a token in the step, or as many more as drafts are right."""
         return self.every.decodes
 
     @property
@@ -92,14 +93,29 @@ class Steps:
 
     @cached_property
     def emitted(self) -> Counts:
-        """[g] tokens that the decodes of each of them emit."""
+        """[g] decodes of each of them that emit tokens: one each, or ``tokens_of_decode``."""
         log = self.run.iterations
         if self.run.piped or len(log.steps) == 0:
             return self.decodes
         tokens = (log.decodes - log.discarded)[self.heads]
         first, steps = self.grouped.first[self.heads], log.steps[self.heads]
         new = np.flatnonzero(np.diff(first, prepend=-1))  # the first rank of each group
-        return np.repeat(np.add.reduceat(tokens, new), steps[new])
+        return np.repeat(np.add.reduceat(tokens, new).astype(np.int32), steps[new])
+
+    @cached_property
+    def decode_width(self) -> Integers:
+        """[replicas] tokens that a decode computes: 1 + its drafts where steps verify them."""
+        pools = [whole(times).decode_width for times in self.run.times]
+        return np.array([pools[replica["pool"]] for replica in self.run.manifest["replicas"]], dtype=np.int32)
+
+    @cached_property
+    def tokens_of_decode(self) -> float:
+        """Tokens that a decode emits: 1, or where steps verify drafts the mean of the run."""
+        if not (self.decode_width > 1).any():
+            return 1.0
+        requests = self.run.requests
+        tokens = int((requests.output_tokens[requests.status == FINISHED] - 1).sum())
+        return max(tokens / max(int(self.emitted.sum()) + len(self.run.stalls.request), 1), 1.0)
 
     @cached_property
     def busy_seconds(self) -> float:
@@ -187,8 +203,9 @@ class Steps:
 
     @cached_property
     def tokens(self) -> Integers:
-        """[heads] tokens computed in each step: one per decode and those of the chunks."""
-        return self.run.iterations.decodes[self.heads] + self.chunk_tokens
+        """[heads] tokens computed in each step: one per decode, with its drafts, and those of the chunks."""
+        log = self.run.iterations
+        return log.decodes[self.heads] * self.decode_width[log.replica[self.heads]] + self.chunk_tokens
 
     def share_inside(self, window: Window) -> Floats:
         """[heads] share of each row's time that lies in the window: a row cut by the edge counts in proportion."""
@@ -246,6 +263,17 @@ def in_flight(steps: Steps, blocks: Floats) -> InFlight:
     held = np.cumsum(signs * np.tile(blocks, 2)[order])
     some = np.flatnonzero((flying[:-1] > 0.5) & (ranks[:-1] == ranks[1:]))
     return InFlight(ranks[some] // 2**20, times[some], times[some + 1], held[some] / flying[some])
+
+
+def blocks_in_use(steps: Steps, part: float | Floats = 0.5, rows: Counts | slice = slice(None)) -> Floats:
+    """[rows of heads] blocks that are in use so far into a row, as a share of its steps: those after its first step and
+    what its tokens have filled since; by default the mean over the row."""
+    run, heads = steps.run, steps.heads[rows]
+    of_row = np.array([replica["pool"] for replica in run.manifest["replicas"]])[run.iterations.replica[heads]]
+    of_pools = ([pool[key] for pool in run.manifest["pools"]] for key in ("block_size", "kv_blocks"))
+    block_size, capacity = (np.array(values, dtype=np.float64)[of_row] for values in of_pools)
+    grown = part * steps.tokens[rows] * (run.iterations.steps[heads] - 1) / block_size
+    return np.asarray(np.minimum(run.iterations.used_blocks[heads] + grown, capacity))
 
 
 def held_between(steps: Steps, capacity: Floats) -> InFlight:

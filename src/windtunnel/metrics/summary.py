@@ -14,7 +14,7 @@ from windtunnel.deployment import SLO, limits_of
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.handed import first_token_parts, moved_bytes
-from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.overload import closed_by_lanes, overload_warning
 from windtunnel.metrics.pools import PoolUsage, pool_usage, pools_json
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
@@ -367,7 +367,8 @@ def output_tokens(steps: Steps, window: Window) -> int:
         return int(requests.output_tokens[requests.status == FINISHED].sum())
     resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
     first = int(window.holds(requests.first_token).sum())
-    return int(steps.emitted[window.holds(steps.ends)].sum()) + first + resumed
+    decoded = int(steps.emitted[window.holds(steps.ends)].sum())
+    return round(decoded * steps.tokens_of_decode) + first + resumed
 
 
 def _prompt_tokens(steps: Steps, window: Window) -> int:
@@ -394,5 +395,5 @@ def _warnings(run: Run, window: Window, total: int, finished: int, exclude_warmu
         found.append(f"none of {total} requests finished: latencies and rates are undefined")
     if exclude_warmup and not window.trimmed and total:
         found.append("all requests arrive at once: there is no warm-up to exclude, the whole run is measured")
-    overload = overload_warning(run.requests)
+    overload = None if closed_by_lanes(run) else overload_warning(run.requests)
     return [*found, overload] if overload else found

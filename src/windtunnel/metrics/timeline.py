@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.steps import Steps, held_between, in_flight, sums
+from windtunnel.metrics.steps import InFlight, Steps, blocks_in_use, held_between, in_flight, sums
 from windtunnel.metrics.window import span
 from windtunnel.simulate.run import FINISHED, REJECTED
 
@@ -42,7 +42,7 @@ def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None 
     first, last = between or span(requests, steps.ends)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
     served = requests.status != REJECTED
-    held = in_flight(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
+    held = _held(steps, edges[1] - edges[0])
     pools, replicas = run.manifest["pools"], run.manifest["replicas"]
     capacity = np.array([pools[replica["pool"]]["kv_blocks"] for replica in replicas], dtype=np.float64)
     idle = held_between(steps, capacity)
@@ -64,10 +64,24 @@ def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None 
             np.append(held.end, idle.end),
             np.append(held.blocks, idle.blocks) / blocks,
         ),
-        output_throughput=_rate(edges, emitted, np.concatenate((steps.emitted, ones))),
+        output_throughput=_rate(edges, emitted, np.concatenate((steps.emitted * steps.tokens_of_decode, ones))),
         request_throughput=_rate(edges, last_token),
         arrivals=_rate(edges, requests.arrival),
     )
+
+
+def _held(steps: Steps, width: float) -> InFlight:
+    """Spans with the blocks in use; a row of the log that is longer than a bin is cut, as its blocks grow meanwhile."""
+    if steps.run.piped:
+        return in_flight(steps, blocks_in_use(steps))
+    log, heads = steps.run.iterations, steps.heads
+    begin, seconds = log.start[heads], steps.row_end[heads] - log.start[heads]
+    cuts = np.ceil(seconds / width).clip(1).astype(np.int64)
+    rows = np.repeat(np.arange(len(cuts)), cuts)
+    part = np.arange(len(rows)) - (np.cumsum(cuts) - cuts)[rows]
+    first, last = (begin[rows] + seconds[rows] * (part + end) / cuts[rows] for end in (0, 1))
+    blocks = blocks_in_use(steps, (part + 0.5) / cuts[rows], rows)
+    return InFlight(log.replica[heads][rows], first, last, blocks)
 
 
 def mean_level(edges: Floats, begin: Floats, end: Floats, height: Floats | None = None) -> Floats:

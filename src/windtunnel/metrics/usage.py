@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Steps, held_between, in_flight, sums, work
+from windtunnel.metrics.steps import Steps, blocks_in_use, held_between, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -238,7 +238,7 @@ def _replica_usage(
             batch_size_time=totals["in_steps"] / totals["worked"],
             tokens_per_iteration=totals["tokens"] / iterations,
             prefill_tokens=totals["prefill"],
-            decode_tokens=totals["decode"],
+            decode_tokens=totals["decode"] * steps.tokens_of_decode,
             running=totals["in_steps"] / length,
             waiting=np.maximum(_present(steps, window) - totals["in_steps"], 0.0) / length,
             kv=used / (blocks * length),
@@ -252,20 +252,9 @@ def _replica_usage(
 
 def _held(steps: Steps, pool: Integers, window: Window) -> tuple[Floats, Floats]:
     """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
-    present = in_flight(steps, _blocks_in_use(steps, pool))
+    present = in_flight(steps, blocks_in_use(steps))
     flying = present.inside(window)
     return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
-
-
-def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
-    """[heads] mean number of blocks over a row: those after its first step and half of what its tokens will fill."""
-    log, heads = steps.run.iterations, steps.heads
-    pools = steps.run.manifest["pools"]
-    of_row = pool[log.replica[heads]]
-    block_size = np.array([entry["block_size"] for entry in pools], dtype=np.float64)[of_row]
-    capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[of_row]
-    grown = steps.tokens * (log.steps[heads] - 1) / (2 * block_size)
-    return np.minimum(log.used_blocks[heads] + grown, capacity)
 
 
 def _present(steps: Steps, window: Window) -> Floats:
@@ -333,6 +322,12 @@ def group_seconds(steps: Steps) -> dict[str, float]:
     return _seconds(steps, steps.run.groups, "host", ())
 
 
+def group_bytes(steps: Steps) -> dict[str, float]:
+    """Bytes of the run's parts where their tables hold bytes (``perf.tabulate.by_operator``), of all ranks together; of
+    ranks in lockstep each counts as much as the busiest."""
+    return _parts(steps, steps.run.groups) if steps.busy_seconds > 0 else {}
+
+
 def _shares(found: Mapping[str, float]) -> dict[str, float]:
     """The parts over their sum."""
     everything = sum(found.values())
@@ -350,17 +345,21 @@ def _seconds(
     total = steps.busy_seconds
     if not parts or total <= 0:
         return {}
-    found = dict.fromkeys(names, 0.0)
+    found = dict.fromkeys(names, 0.0) | _parts(steps, parts)
+    found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
+    return found
+
+
+def _parts(steps: Steps, parts: tuple[dict[str, BatchTimes], ...]) -> dict[str, float]:
+    """Σ over the log of each part."""
     whole_tables = [whole(table) for table in steps.run.times]
     tables = {
         name: tuple(_part(by_name, name, table) for by_name, table in zip(parts, whole_tables, strict=True))
         for name in dict.fromkeys(name for by_name in parts for name in by_name)
     }
-    found |= {name: found.get(name, 0.0) for name in tables}
     some = [name for name, of_pools in tables.items() if not all(table.takes_no_time for table in of_pools)]
-    found |= dict(zip(some, steps.run.seconds([tables[name] for name in some]), strict=True))
-    found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
-    return found
+    summed = steps.run.seconds([tables[name] for name in some])
+    return dict.fromkeys(tables, 0.0) | dict(zip(some, summed, strict=True))
 
 
 def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:

@@ -27,8 +27,9 @@ class BatchTimes:
     """Tables of one data-parallel rank; all times in seconds.
 
     Let a batch hold ``D`` decodes with together ``S`` tokens in the cache, and prefill chunks of ``n`` tokens at
-    context ``c`` (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, N = D
-    + number of chunks, and let i be linear interpolation. The GPU time of the rank is, added in this order,
+    context ``c`` (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, with
+    chunks decode_width · D + Σn, N = D + number of chunks, and let i be linear interpolation. The GPU time of the rank
+    is, added in this order,
 
         tokens[T] + i(attention[D], S/D) + Σ i(prefill_attention, n, c) + prefill_base + sequences[N]
 
@@ -67,6 +68,9 @@ class BatchTimes:
     """Largest captured graph in tokens; 0 without graphs."""
     mixed_attention: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """[N + 1, K] decode attention in a batch with prefill chunks; ``decode_attention`` unless given."""
+    decode_width: int = 1
+    """Tokens that each decode brings to a batch with prefill chunks: 1 + its drafts where steps verify them, whose time
+    ``decode_tokens`` and ``decode_attention`` hold anyway."""
 
     def __post_init__(self) -> None:
         if not self.mixed_attention.size:
@@ -111,6 +115,25 @@ class BatchTimes:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value * factor for name, value in values.items() if _holds_seconds(value)})
 
+    def of_steps(self, drafts: int, accepted: float, ranks: int, share: float) -> "BatchTimes":
+        """Of tables that hold the time of a step with drafts over the ``accepted`` tokens that it yields, the time of
+        the step; ``ranks``: that step together; ``share``: of the drafter in the layers.
+
+        Those of batches with prefill chunks hold no drafter: its first pass goes over all tokens, further ones over
+        those of the requests, for which it reads its weights.
+        """
+        names = ("decode_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
+        experts, small = self.expert_tokens, np.arange(len(self.expert_tokens)) <= ranks * self.graph_tokens
+        return replace(
+            self,
+            **{name: getattr(self, name) * accepted for name in names},
+            mixed_tokens=self.mixed_tokens * (1.0 + share) + (drafts - 1) * share * self.mixed_tokens[1],
+            prefill_attention=self.prefill_attention * (1.0 + share),
+            prefill_base=self.prefill_base * (1.0 + share),
+            expert_tokens=np.where(small, experts * accepted, experts * (1.0 + share)),
+            decode_width=1 + drafts,
+        )
+
     @property
     def takes_no_time(self) -> bool:
         """Whether all times are zero."""
@@ -143,7 +166,7 @@ class BatchTimes:
         """GPU seconds of one rank's batch; ``chunks`` are (tokens, context) in batch order."""
         if not chunks:
             return self._lists.decode_tokens[decodes] + self.decode(decodes, kv_tokens) + self._lists.sequences[decodes]
-        tokens = decodes + sum([n for n, _ in chunks])
+        tokens = min(decodes * self.decode_width + sum([n for n, _ in chunks]), self.max_num_batched_tokens)
         time = self._lists.mixed_tokens[tokens] + self.decode(decodes, kv_tokens, True)
         for n, context in chunks:
             time = time + self.prefill(n, context)
@@ -178,10 +201,12 @@ class BatchTimes:
     def lockstep(self, ranks: list[tuple[int, int, list[tuple[int, int]]]]) -> float:
         """Seconds of a step of ranks in lockstep, each (decodes, kv_tokens, chunks); an idle rank is (0, 0, [])."""
         gpu, tokens, sequences = 0.0, [], 1
+        width = self.decode_width if any(chunks for _, _, chunks in ranks) else 1
         for decodes, kv_tokens, chunks in ranks:
             idle = decodes == 0 and not chunks
             gpu = max(gpu, self.rank(1, 0, []) if idle else self.rank(decodes, kv_tokens, chunks))
-            tokens.append(1 if idle else decodes + sum(n for n, _ in chunks))
+            each = decodes * width + sum(n for n, _ in chunks)
+            tokens.append(1 if idle else min(each, self.max_num_batched_tokens))
             sequences = max(sequences, decodes + len(chunks))
         largest = max(tokens)
         total = len(ranks) * int(self.padded[largest]) if largest <= self.graph_tokens else sum(tokens)

@@ -244,7 +244,7 @@ def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overl
     one = np.ones(1)
     match op.phase:
         case "tokens":
-            graph = ax.mixed_graph_tokens if batch.chunks else ax.graph_tokens
+            graph = ax.padded_with_prompts if batch.chunks else ax.graph_tokens
             chosen = replace(op, kernel=op.kernel.resolved(bool(batch.chunks)))
             found = token_times(chosen, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
             table = "mixed_tokens" if batch.chunks else "decode_tokens"
@@ -323,8 +323,6 @@ def _of_experts(pool: Pool, batch: Batch, parts: list[tuple[Operator, _Spent]], 
 
 
 def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float, halves: Overlap | None) -> float:
-    if not batch.chunks and batch.tokens <= ax.graph_tokens:
-        return 0.0
     gpu = np.full(len(ax.padded), token_seconds)
     twice = None if halves is None else halves.prompts_split if batch.chunks else halves.decodes_split
     return float(dispatch(pool, ax, gpu, bool(batch.chunks), twice=twice)[batch.tokens])

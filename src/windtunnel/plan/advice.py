@@ -221,7 +221,7 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     margin = missed.binding() if missed else None
     if missed is None or margin is None:
         return "it cannot run"
-    return f"at {missed.rate:.3g} requests/s, {describe(margin)}"
+    return f"at {missed.rate:.3g} {answer.question.unit}, {describe(margin)}"
 
 
 def _start(answer: SearchResult, entry: Entry, best: Entry) -> int | None:
@@ -255,7 +255,7 @@ def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:
     draws, band = advice.draws, advice.band
     document: dict[str, Any] = clean(
         {
-            "request_rate": advice.rate,
+            ("lanes" if answer.question.in_lanes else "request_rate"): advice.rate,
             "replicas": advice.deployment.replicas,
             "breaks_first": advice.binding._asdict() if advice.binding else None,
             "findings": [asdict(finding) for finding in advice.findings],

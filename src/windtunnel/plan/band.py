@@ -31,24 +31,27 @@ class Band:
     confident: tuple[int | None, ...] | None
     """Replicas that serve it on every second server, and on 9 of 10; None as above."""
     rates: tuple[float, ...] | None
-    """Requests per second within the limits; None with a target rate."""
+    """Requests per second within the limits, or lanes; None with a target rate."""
     price_per_hour: float
     """USD for one replica with a target rate, else for all of the winner; 0 where no price is known."""
     attainment: tuple[float, ...]
     """Share of requests within the limits of a request, of the winner at its rate; NaN without such limits."""
     could_be_better: tuple[int, ...]
     """Places in the ranking of those that may be better: evidence does not tell them from the winner."""
+    unit: str = "requests/s"
+    """Of the rates."""
 
     @property
     def cost(self) -> tuple[float, ...] | None:
-        """USD an hour with a target rate, else per million requests at capacity: at the cheaper end, at the answer's
-        confidence and at the dearer end; infinite where more is needed than is tried. None without a price."""
+        """USD an hour with a target rate, else per million requests at capacity, or per hour of a lane: at the cheaper
+        end, at the answer's confidence and at the dearer end; infinite where more is needed than is tried. None without
+        a price."""
         if not self.price_per_hour > 0:
             return None
         if self.replicas:
             return tuple(count * self.price_per_hour if count else math.inf for count in self.replicas)
-        rates = self.rates or ()
-        return tuple(self.price_per_hour / 3600 / rate * 1e6 if rate > 0 else math.inf for rate in rates) or None
+        price = self.price_per_hour if self.unit == "lanes" else self.price_per_hour / 3600 * 1e6
+        return tuple(price / rate if rate > 0 else math.inf for rate in self.rates or ()) or None
 
     def words(self) -> Iterator[tuple[str, str]]:
         """Names and sentences for a reader who wants the details."""
@@ -58,10 +61,11 @@ class Band:
             yield "replicas", f"half of real servers need {half}, 9 of 10 at most {most}, 19 of 20 at most {last}"
         if self.rates:
             low, said, high = (f"{rate:.3g}" for rate in (self.rates[2], self.rates[1], self.rates[0]))
-            yield "capacity", f"{said} requests/s ({low} to {high} on a real server)"
+            yield "capacity", f"{said} {self.unit} ({low} to {high} on a real server)"
             if self.cost:
                 low, said, high = (f"${cost:,.3g}" if cost < math.inf else "–" for cost in self.cost)
-                yield "cost", f"{said} per million requests at capacity ({low} to {high} on a real server)"
+                what = "an hour of a lane" if self.unit == "lanes" else "per million requests"
+                yield "cost", f"{said} {what} at capacity ({low} to {high} on a real server)"
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
             there = f" ({slow} to {fast} % on a real server)" if slow != fast else ""
@@ -93,6 +97,7 @@ def band_of(answer: SearchResult) -> Band:
         rates=None if by_rate or given else tuple(capacity(deployment, question).rate for question in questions),
         attainment=tuple(whole_trial(question, deployment, rate).attainment for question in questions),
         could_be_better=tuple(_could_be_better(answer, best)),
+        unit=answer.question.unit,
     )
 
 

@@ -27,7 +27,7 @@ class Capacity:
     """The capacity of one deployment."""
 
     rate: float
-    """Requests per second served within the limits; 0: not even a single request; infinite: any rate."""
+    """Requests per second served within the limits, or lanes; 0: not even a single request; infinite: any rate."""
     held: Outcome | None
     """The trial at ``rate``; None if there is none."""
     missed: Outcome | None
@@ -38,15 +38,17 @@ class Capacity:
 
     at_bound: bool = False
     """Its bound holds too: the load is too short to fill the deployment, or it cannot be filled."""
+    unit: str = "requests/s"
+    """Of the rate; ``lanes`` where that is a number of sessions in play."""
 
     @property
     def answer(self) -> str:
         """``none``, ``infinite`` or the rate."""
-        return {0.0: "none", math.inf: "infinite"}.get(self.rate, f"{self.rate:.4g} requests/s")
+        return {0.0: "none", math.inf: "infinite"}.get(self.rate, f"{self.rate:.4g} {self.unit}")
 
 
 def capacity(deployment: Deployment, question: Question, tables: Tables | None = None) -> Capacity:
-    """Bisect the rate between a thousandth of its upper bound and the bound (see ``rate_bound``).
+    """Bisect the rate between a thousandth of its upper bound and the bound (see ``rate_bound``), or the lanes.
 
     Where the bound itself holds, all requests are sent at once: if that holds too, the answer is infinite, which is
     true of a closed loop that the deployment keeps up with, and of a load too short to fill it.
@@ -54,10 +56,10 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
     Raises:
         InputError: the deployment cannot run, or the load has no rate that could be changed.
     """
-    tables = tables or tables_for(question, deployment)
+    tables, unit = tables or tables_for(question, deployment), question.unit
     bound = rate_bound(deployment, question, tables)
     if bound.rate == 0:
-        return Capacity(0.0, None, None, 0)
+        return Capacity(0.0, None, None, 0, unit=unit)
     asked: dict[int, Outcome] = {}
 
     def holds(level: int) -> bool:
@@ -66,18 +68,23 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
         return asked[level].met
 
     low, high = rate_levels(question, bound.rate)
-    level = highest(holds, low, high) if holds(low) else None
+    find = climb if question.in_lanes else highest  # trials of few lanes cost little, of many much
+    level = find(holds, low, high) if holds(low) else None
     if level is None:
-        return Capacity(0.0, None, asked[low], len(asked))
+        return Capacity(0.0, None, asked[low], len(asked), unit=unit)
+    if level == high and question.in_lanes:
+        return Capacity(question.rate(high), asked[high], None, len(asked), at_bound=True, unit=unit)
     if level == high:
         flood = trial(question, deployment, math.inf, tables)
         rate = math.inf if flood.met else question.rate(high)
         return Capacity(rate, asked[high], None if flood.met else flood, len(asked) + 1, at_bound=True)
-    return Capacity(question.rate(level), asked[level], asked[level + 1], len(asked))
+    return Capacity(question.rate(level), asked[level], asked[level + 1], len(asked), unit=unit)
 
 
 def rate_levels(question: Question, bound: float) -> tuple[int, int]:
     """The lowest and highest rate level worth a trial."""
+    if question.in_lanes:
+        return 1, question.level(question.most)
     return question.level(SLOWEST * bound), question.level(bound)
 
 
@@ -86,9 +93,10 @@ class Draws:
     """The capacity under several draws of the load: how much the draw matters, and nothing else."""
 
     rates: tuple[float, ...]
-    """Requests per second; empty where even the longest load that is tried does not fill the deployment."""
+    """Requests per second or lanes; empty where even the longest load that is tried does not fill the deployment."""
     step: float
     """Relative resolution of the rates."""
+    unit: str = "requests/s"
 
     @property
     def words(self) -> str:
@@ -97,7 +105,7 @@ class Draws:
             return "not found: the load is too short to fill the replicas"
         low, high = (f"{rate:.3g}" for rate in (min(self.rates), max(self.rates)))
         found = low if low == high else f"{low} to {high}"
-        return f"{found} requests/s in {len(self.rates)} random draws of the load"
+        return f"{found} {self.unit} in {len(self.rates)} random draws of the load"
 
     @property
     def interval(self) -> Interval:
@@ -126,8 +134,8 @@ def capacity_draws(
                 break
             times *= 4
             if times * len(drawn) > LONGEST:
-                return Draws((), question.tolerance)
-    return Draws(tuple(rates), question.tolerance)
+                return Draws((), question.tolerance, question.unit)
+    return Draws(tuple(rates), question.tolerance, question.unit)
 
 
 def highest(holds: Callable[[int], bool], low: int, high: int) -> int | None:

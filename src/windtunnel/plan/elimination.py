@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound, rate_bounds
 from windtunnel.plan.capacity import climb, highest
 from windtunnel.plan.goodput.objective import GoodputClimb
-from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED, Closed, good_run, in_turn
+from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED, Closed, good_run, try_counts
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
@@ -57,7 +57,8 @@ class Entry:
     reason: str = ""
     """For ``refused``."""
     closed: tuple[Closed, ...] = ()
-    """Of a goodput: why numbers of replicas are not better. Larger ones than these are ``offered``."""
+    """Of a goodput: why numbers of replicas are not better. More than these are ``offered``; fewer than one that misses
+    the least share of good requests miss it too."""
 
     @property
     def standing(self) -> Standing:
@@ -171,7 +172,8 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
         if step is None:
             return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
     else:
-        step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
+        find = climb if job.question.in_lanes else highest
+        step = find(holds, steps.low, steps.high) if holds(steps.low) else None
     if step is None:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])
@@ -187,14 +189,15 @@ def _ask_replicas(steps: GoodputClimb, job: Job, pools: str, report: Report) -> 
         own = best is None or (score, -count) > (best[0], -best[1])
         return score > -math.inf and own and Standing(score, index).beats(job.standard)
 
-    ended = -steps.low + 1
-    for count in in_turn(steps.likely, -steps.high, -steps.low):
-        if count > ended:
-            continue
-        if not wins(steps.promise(-count), count):
-            closed[count], ended = Closed(count, OFFERED, steps.promise(-count)), count
-            continue
-        outcome = _ask_good(steps, count, lambda score: wins(score, count), job, pools, report)  # noqa: B023 - used at once
+    def asked(count: int) -> bool:
+        if wins(steps.promise(-count), count):
+            return True
+        closed[count] = Closed(count, OFFERED, steps.promise(-count))
+        return False
+
+    def fails(count: int) -> bool:
+        nonlocal best
+        outcome = _ask_good(steps, count, lambda score: wins(score, count), job, pools, report)
         score = steps.score(-count, outcome)
         if not outcome.stopped and wins(score, count):
             if best is not None:
@@ -202,6 +205,9 @@ def _ask_replicas(steps: GoodputClimb, job: Job, pools: str, report: Report) -> 
             best = score, count, outcome
         else:
             closed[count] = Closed(count, STOPPED if outcome.stopped else SIMULATED, score)
+        return score == -math.inf
+
+    try_counts(-steps.high, -steps.low, steps.likely, asked, fails)
     why = tuple(closed[count] for count in sorted(closed))
     if best is not None:
         return Entry(index, "exact", best[0], -best[1], best[2], closed=why)

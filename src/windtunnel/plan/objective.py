@@ -19,6 +19,8 @@ from windtunnel.plan.space import Candidate, Constraints
 
 ROOM = 8
 """A rate counts as out of reach with ROOM times the replicas that could serve it at best, and ROOM more."""
+MOST_FOR_LANES = 64
+"""Replicas that are tried at most for a number of lanes."""
 
 SLACK = 0.9
 
@@ -104,15 +106,17 @@ class RateClimb:
 
 @dataclass(frozen=True)
 class RatePerDollar:
-    """Requests per second of the capacity for each USD per hour, or for each GPU."""
+    """Requests per second of the capacity, or lanes, for each USD per hour, or for each GPU."""
 
     count_gpus: bool = False
     """Count GPUs; otherwise USD per hour."""
+    of: str = "requests/s"
+    """The unit of the capacity: ``Question.unit``."""
 
     @property
     def name(self) -> str:
         """What is maximised."""
-        return f"requests/s per {'GPU' if self.count_gpus else '$/h'}"
+        return f"{self.of} per {'GPU' if self.count_gpus else '$/h'}"
 
     @property
     def unit(self) -> str:
@@ -174,6 +178,8 @@ class EnergyPerToken:
         """Every rate up to the bound."""
         if bound.rate == 0:
             return None
+        if question.in_lanes:
+            raise InputError("objective energy: has a bound for requests per second only, and this load is in lanes")
         pools = candidate.deployment.pools
         idle = sum(pool.gpus * pool.device.idle_power_w for pool in pools)
         full = sum(pool.gpus * pool.device.power_w for pool in pools)
@@ -303,12 +309,14 @@ class LeastForRate:
     """The least cost or the fewest GPUs that serve a rate within the limits; the number of replicas is found."""
 
     rate: float
-    """Requests per second."""
+    """Requests per second, or lanes."""
     constraints: Constraints
     count_gpus: bool = False
     """Count GPUs; otherwise USD per hour."""
     purchase: Purchase = AS_SERVED
     """What is bought: that is counted."""
+    of: str = "requests/s"
+    """The unit of the rate: ``Question.unit``."""
 
     def __post_init__(self) -> None:
         """Refuse rates that are not positive numbers."""
@@ -318,7 +326,7 @@ class LeastForRate:
     @property
     def name(self) -> str:
         """What is minimised."""
-        return f"{'GPUs' if self.count_gpus else 'cost'} for {self.rate:g} requests/s"
+        return f"{'GPUs' if self.count_gpus else 'cost'} for {self.rate:g} {self.of}"
 
     @property
     def unit(self) -> str:
@@ -330,12 +338,16 @@ class LeastForRate:
         """Whether devices without a price are out."""
         return not self.count_gpus
 
-    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:  # noqa: ARG002 - the protocol's
+    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
         """From the replicas that could serve the rate at best to as many as are allowed."""
         if bound.rate == 0:
             return None
         one, least = candidate.scaled(1), self._least(bound)
-        most = most_replicas(candidate, self.constraints, ROOM * least + ROOM, self.purchase)
+        room = ROOM * least + ROOM
+        if question.in_lanes:
+            asked = self.rate * question.calls_of_lane / bound.per_replica  # replicas, were no client to wait
+            room = math.ceil(min(self.rate, MOST_FOR_LANES, ROOM * asked + ROOM))
+        most = most_replicas(candidate, self.constraints, room, self.purchase)
         if most < least:
             return None
         weight = one.gpus if self.count_gpus else one.price_per_hour
@@ -348,10 +360,12 @@ class LeastForRate:
         """The limit that as many replicas as the rate needs at least would break."""
         needed = candidate.scaled(self._least(bound))
         broken = self.purchase.broken(needed, self.constraints)
-        return f"needs {needed.gpus} GPUs or more for {self.rate:g} requests/s: {broken}"
+        return f"needs {needed.gpus} GPUs or more for {self.rate:g} {self.of}: {broken}"
 
     def _least(self, bound: Bound) -> int:
-        """Replicas that could serve the rate at best."""
+        """Replicas that could serve the rate at best; of lanes, which wait, no bound is known."""
+        if self.of == "lanes":
+            return 1
         return max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
 
     def value(self, score: float) -> float:

@@ -21,12 +21,14 @@ from windtunnel.metrics import (
     queue_growth,
     request_metrics,
     token_gaps,
+    trimmed_window,
     unroll,
     usage,
     verdicts,
 )
 from windtunnel.plan.question import Question
 from windtunnel.simulate.run import FINISHED, Requests, Run
+from windtunnel.workload.graph import waiting_rows
 
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""
@@ -111,9 +113,12 @@ class Outcome:
 
 def measure(run: Run, question: Question, rate: float, *, stopped: bool = False) -> Outcome:
     """Measure a run at ``rate``, without warm-up and drain: requests that arrive after the first tenth of the arrival
-    span."""
+    span; in lanes, until the last session takes its place, after which fewer are in play."""
     steps = unroll(run)
-    window = measured_window(run.requests, steps.ends, exclude_warmup=True)
+    arrival = run.requests.arrival
+    if question.in_lanes:
+        arrival = arrival[~waiting_rows(question.at(rate).waits)]
+    window = trimmed_window(arrival) or measured_window(run.requests, steps.ends)
     measured = window.holds(run.requests.arrival)
     latencies = _latencies(steps, window, measured)
     good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
@@ -121,7 +126,7 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
     stretches = [margin.stretch for margin in margins]
     undefined = not measured.any() or any(math.isnan(stretch) for stretch in stretches)
     stretch = INFINITE if undefined else max(stretches, default=0.0)
-    growth = queue_growth(run.requests)
+    growth = None if question.in_lanes else queue_growth(run.requests)
     growing = queue_grows(growth, run.requests)
     used, tokens = usage(steps, window), output_tokens(steps, window)
     kept = run.requests.status == FINISHED if good is None else good

@@ -8,12 +8,22 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
+
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.errors import InputError
 from windtunnel.perf import require_source
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
-from windtunnel.workload import Workload, at_rate
+from windtunnel.workload import Workload, at_rate, repeat, with_lanes, with_sessions
+
+TURNS_OF_LANE, SESSIONS_OF_TRIAL = 3, 60
+"""Sessions of a trial for each lane, since few would measure how they begin and end; and at least, where there are
+as many."""
+_in_play: dict[str, Workload] = {}
+"""The load of the latest number of lanes: a trial makes it, and measures by it."""
+MOST_REQUESTS = 50_000
+"""Requests up to which a load of sessions is repeated for more lanes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +32,9 @@ class Question:
 
     A rate is reached by scaling all gaps between the requests by one factor: all deployments and rates see the same
     requests in the same order (common random numbers), and a trace keeps its shape.
+
+    ``in_lanes``: of sessions that all start at once no rate can be asked, but how many of them are in play. What is
+    called a rate here and elsewhere is then that number.
     """
 
     workload: Workload
@@ -38,6 +51,8 @@ class Question:
     """Share of measured servers on which the answer is to hold; None: as simulated."""
     draws: tuple[tuple[int, Workload], ...] = ()
     """Other draws of the load, seed and requests, under which the limits must hold as well."""
+    in_lanes: bool = False
+    """Whether loads are numbers of sessions in play (lanes) instead of requests per second."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -50,19 +65,59 @@ class Question:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
         if self.confidence is not None and not 0.05 <= self.confidence <= 0.95:
             raise InputError(f"confidence={self.confidence:g}: must be a share from 0.05 to 0.95, e.g. 0.9")
+        if self.in_lanes and not self.slo:
+            raise InputError(
+                "lanes: clients that wait for answers never overload a server: give limits, e.g. ttft:5000"
+            )
 
     def rate(self, level: int) -> float:
-        """Requests per second at a level of the grid of rates: (1 + tolerance)^level."""
+        """Requests per second at a level of the grid of rates: (1 + tolerance)^level; in lanes, the level."""
+        if self.in_lanes:
+            return float(level)
         return math.exp(level * math.log1p(self.tolerance))
 
     def level(self, rate: float) -> int:
         """The highest level whose rate is at most ``rate`` (> 0)."""
+        if self.in_lanes:
+            return max(math.floor(rate), 1)
         level = math.floor(math.log(rate) / math.log1p(self.tolerance))
         return level + 1 if self.rate(level + 1) <= rate else level
 
     def at(self, rate: float) -> Workload:
-        """The requests at this mean rate; infinite: all at once."""
-        return at_rate(self.workload, rate)
+        """The requests at this mean rate; infinite: all at once. In lanes: this number of sessions in play, of three
+        times that number or more."""
+        if not self.in_lanes:
+            return at_rate(self.workload, rate)
+        key = f"{self.workload.digest} {rate!r}"
+        if key not in _in_play:
+            wanted = max(TURNS_OF_LANE * math.floor(rate), SESSIONS_OF_TRIAL)
+            found = repeat(self.workload, math.ceil(TURNS_OF_LANE * rate / self._sessions))
+            _in_play.clear()
+            _in_play[key] = with_lanes(with_sessions(found, wanted), math.floor(rate))
+        return _in_play[key]
+
+    @property
+    def unit(self) -> str:
+        """Of what is called a rate: ``requests/s`` or ``lanes``."""
+        return "lanes" if self.in_lanes else "requests/s"
+
+    @property
+    def most(self) -> float:
+        """The highest number of lanes that is tried; infinite for rates, which bounds limit."""
+        if not self.in_lanes:
+            return math.inf
+        return float(max(self._sessions * max(MOST_REQUESTS // len(self.workload), 1) // TURNS_OF_LANE, 1))
+
+    @property
+    def calls_of_lane(self) -> float:
+        """Requests per second of a lane whose requests take no time at all; infinite without think times."""
+        think = float(self.workload.think_time.sum())
+        return len(self.workload) / think if think > 0 else math.inf
+
+    @cached_property
+    def _sessions(self) -> int:
+        session = self.workload.session
+        return len(np.unique(session[session >= 0])) + int(np.count_nonzero(session < 0))
 
     def under(self, workload: Workload, seed: int) -> "Question":
         """This question about other requests, and no other draws of them."""
@@ -94,6 +149,7 @@ class Question:
             "seed": self.seed,
             "confidence": self.confidence,
             "draws": [seed for seed, _ in self.draws],
+            **({"in_lanes": True} if self.in_lanes else {}),
         }
 
     @cached_property
@@ -101,4 +157,5 @@ class Question:
         """SHA-256 of everything that the outcome of a trial depends on, besides the deployment and the rate."""
         parts: tuple[Any, ...] = (self.workload.digest, asdict(self.slo), self.attainment, *self._times, self.seed)
         parts += tuple((seed, workload.digest) for seed, workload in self.draws)
+        parts += ("in lanes",) if self.in_lanes else ()
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

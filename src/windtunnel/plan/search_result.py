@@ -97,7 +97,7 @@ class SearchResult:
             "replicas": deployment.replicas,
             "gpus": purchase_of(self.objective).gpus(deployment),
             "price_per_hour": purchase_of(self.objective).price(deployment) or math.nan,
-            "request_rate": rate,
+            ("lanes" if self.question.in_lanes else "request_rate"): rate,
             "value": self.objective.value(entry.promise),
             "attainment": held.attainment,
             "margins": {margin.name: {"value": margin.value, "limit": margin.limit} for margin in held.margins},

@@ -34,6 +34,9 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
+EXCLUDED = "left out by exclude"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
     """Upper limits on a deployment; None or absent: no limit."""
@@ -133,6 +136,9 @@ class Space:
     """Axes that may get more values where the best stands at their end."""
     prices: str | None = None
     """The cloud whose prices hold, see ``prices.prices_of``; devices that it does not sell are left out."""
+    exclude: tuple[Mapping[str, Sequence[Any]], ...] = ()
+    """Combinations to leave out: axes with values, of which a point has one on each; so an axis varies for some values
+    of another alone."""
 
     def __post_init__(self) -> None:
         """Refuse unknown axes, and axes without or with equal values."""
@@ -155,6 +161,8 @@ class Space:
         object.__setattr__(self, "constraints", replace(self.constraints, gpus=available))
         if self.prices is not None:
             prices_of(self.prices)
+        for rule in self.exclude:
+            _require_within(rule, self.axes)
         for name in self.axes.get("router", ()):
             find_router(name)
         for name in self.axes.get("scheduler", ()):
@@ -202,6 +210,9 @@ class Space:
         pruned: Counter[str] = Counter()
         seen: set[str] = set()
         for index, settings in enumerate(self.points()):
+            if any(all(settings[axis] in values for axis, values in rule.items()) for rule in self.exclude):
+                pruned[EXCLUDED] += 1
+                continue
             try:
                 deployment = self.deployment(settings)
             except UnknownName:
@@ -237,9 +248,26 @@ class Space:
             "constraints": {
                 name: dict(value) if isinstance(value, Mapping) else value for name, value in limits.items()
             },
+            "exclude": [{axis: list(values) for axis, values in rule.items()} for rule in self.exclude],
             "devices_file": str(self.devices_file) if self.devices_file else None,
             "prices": self.prices,
         }
+
+
+def _require_within(rule: Mapping[str, Sequence[Any]], axes: Mapping[str, Sequence[Any]]) -> None:
+    """Raise InputError for an axis or a value that is not searched."""
+    if not rule:
+        raise InputError("exclude: an entry without axes leaves out everything")
+    for axis, values in rule.items():
+        if axis not in axes:
+            raise InputError(f"exclude: {unknown('axis', axis, axes)}")
+        for value in values:
+            if value not in axes[axis]:
+                raise InputError(f"exclude: {axis} {said(value)}: is not searched, only {_listed(axes[axis])}")
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(said(value) for value in values)
 
 
 def ends(axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> dict[str, int]:
@@ -272,7 +300,7 @@ def load_spaces(path: Path, models: Sequence[str] = (), devices_file: Path | Non
     mapping of names to the axes that this model has otherwise. Raises InputError as ``load_space``."""
     try:
         document = _document(path)
-        limits = _constraints(document.pop("constraints", {}))
+        limits, left_out = _constraints(document.pop("constraints", {})), _excluded(document.pop("exclude", []))
         listed, own_devices = document.pop("model", None), document.pop("devices_file", None)
         named = listed if isinstance(listed, dict) else dict.fromkeys(listed if isinstance(listed, list) else [listed])
         own = {str(name): axes or {} for name, axes in named.items() if name}
@@ -282,7 +310,8 @@ def load_spaces(path: Path, models: Sequence[str] = (), devices_file: Path | Non
         found = []
         for name in models or own:
             axes = document | {str(key).replace("-", "_"): value for key, value in _own_axes(name, own).items()}
-            found.append(Space(name, {axis: typed_values(axis, value) for axis, value in axes.items()}, limits, files))
+            typed_axes = {axis: typed_values(axis, value) for axis, value in axes.items()}
+            found.append(Space(name, typed_axes, limits, files, exclude=left_out))
         return found
     except InputError as error:
         raise InputError(f"space {str(path)!r}: {error}") from error
@@ -296,6 +325,17 @@ def _own_axes(model: str, own: Mapping[str, Any]) -> dict[str, Any]:
     return axes
 
 
+def _excluded(value: Any) -> tuple[Mapping[str, Sequence[Any]], ...]:
+    if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
+        raise InputError(
+            f"exclude={value!r}: must be a list of axes with values, e.g. [{{device: l40s, router: vllm_dp}}]"
+        )
+    return tuple(
+        {axis: typed_values(axis, given) for key, given in rule.items() for axis in [str(key).replace("-", "_")]}
+        for rule in value
+    )
+
+
 def _document(path: Path) -> dict[str, Any]:
     document = read_yaml(path)
     if not isinstance(document, dict):
@@ -306,7 +346,7 @@ def _document(path: Path) -> dict[str, Any]:
 def typed_values(axis: str, value: Any) -> tuple[Any, ...]:
     """The values of an axis, each of its type; a single one may stand alone. Raises InputError for others."""
     if axis not in AXES:
-        raise unknown("axis", axis, (*AXES, "model", "constraints", "devices_file"))
+        raise unknown("axis", axis, (*AXES, "model", "constraints", "exclude", "devices_file"))
     values = value if isinstance(value, list) else [value]
     try:
         return tuple(typed(AXES[axis], one) for one in values)

@@ -98,6 +98,7 @@ def run_survey(job: SurveyJob) -> SurveyReport:
         one = candidate.scaled(1)
         pools = deployment_key(one, job.question.perf)
         bound = rate_bound(one, job.question, tables_for(job.question, one, pools)).rate
+        bound = job.question.most if job.question.in_lanes else bound
         levels = [job.question.level(share * bound) for share in SHARES]
         rates = sorted({job.question.rate(level) for level in levels})
         outcomes = [ask(job.question, job.known, pools, (one, rate), report) for rate in rates]

@@ -105,6 +105,33 @@ THRESHOLDS = {
 
 
 @dataclass(frozen=True)
+class Hpa:
+    """As Kubernetes' horizontal pod autoscaler: ⌈replicas · metric / target⌉ of the metric that asks for most, and no
+    change within the tolerance (autoscaling/v2; KEDA sets the same autoscaler). The metrics are vLLM's: KV blocks in
+    use, and prompts that wait. Its window before fewer replicas, five minutes, is ``interval``."""
+
+    kv: float = 0.5
+    """Target of the share of KV blocks that requests hold; the mean of the replicas."""
+    queued: float = 0.25
+    """Target of the prompt tokens that wait for each replica, by max_model_len."""
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("kv", "queued"):
+            if not 0 < getattr(self, name) < inf:
+                raise InputError(f"autoscale: {name}={getattr(self, name)}: must be a target > 0")
+        if not 0 <= self.tolerance < 1:
+            raise InputError(f"autoscale: tolerance={self.tolerance}: must be a share from 0 to below 1")
+
+    def wanted(self, look: Look) -> int:
+        """See Rule."""
+        ratios = (look.kv / self.kv, look.queued / self.queued)
+        return max(
+            look.replicas if abs(ratio - 1) <= self.tolerance else ceil(look.replicas * ratio) for ratio in ratios
+        )
+
+
+@dataclass(frozen=True)
 class Forecast:
     """As many as the expected rate needs, as Dynamo's planner does by throughput: ⌈requests/s / ``rps``⌉, where
     ``rps`` is what one replica serves within its limits (``windtunnel plan`` knows it)."""
@@ -142,9 +169,10 @@ def _require_rps(rps: float) -> None:
         raise InputError(f"autoscale: rps={rps}: must be > 0, the requests/s that one replica serves within its limits")
 
 
-RULES: dict[str, type[Thresholds] | type[Planner] | type[Forecast] | type[Foresight]] = {
+RULES: dict[str, type[Thresholds] | type[Planner] | type[Hpa] | type[Forecast] | type[Foresight]] = {
     "thresholds": Thresholds,
     "planner": Planner,
+    "hpa": Hpa,
     "forecast": Forecast,
     "foresight": Foresight,
 }

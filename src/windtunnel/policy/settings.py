@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 from windtunnel.errors import InputError
+from windtunnel.policy.drafts import Drafts
 
 LONGEST = 86_400
 """Seconds that a setting may make a step wait."""
@@ -102,6 +103,11 @@ class Settings:
         return False
 
     @property
+    def drafts(self) -> Drafts | None:
+        """What a drafter proposes, which steps verify; None: nothing."""
+        return None
+
+    @property
     def async_scheduling(self) -> bool:
         """A step is decided while the one before it runs."""
         return False
@@ -184,6 +190,11 @@ class Settings:
 
     def without_known_prefixes(self) -> Self:
         """The settings for a workload that tells of no shared beginnings."""
+        return self
+
+    def with_drafts(self, drafts: Drafts | None) -> Self:
+        """The settings with speculation; those of a scheduler that is not simulated with it stay as they are."""
+        del drafts
         return self
 
     def in_role(self, role: str) -> Self:

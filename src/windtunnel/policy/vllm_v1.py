@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from windtunnel.errors import InputError, require_words
+from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
@@ -99,6 +100,8 @@ class VllmV1(Settings):
     decide_after_empty_step: bool = True
     """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
     one (vLLM ≤ 0.20)."""
+    drafts: Drafts | None = None
+    """What a drafter proposes, which steps verify; None: nothing."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
@@ -112,9 +115,10 @@ class VllmV1(Settings):
             )
         if self.pipeline_parallel_size < 1:
             raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
-        if self.pipeline_parallel_size > 1 and (self.prefill_schedule_interval > 1 or self.max_loras):
+        if self.pipeline_parallel_size > 1 and (self.prefill_schedule_interval > 1 or self.max_loras or self.drafts):
             raise InputError(
-                "prefill_schedule_interval, max_loras: not simulated in a pipeline; leave them out, or use one stage"
+                "prefill_schedule_interval, max_loras, drafts: not simulated in a pipeline; leave them out, or use one "
+                "stage"
             )
         require_words(self)
 
@@ -152,12 +156,17 @@ class VllmV1(Settings):
     @property
     def recalls_the_ended(self) -> bool:
         """See Settings: steps in flight name those whom they give a token."""
-        return not self.keeps_turns
+        return not self.keeps_turns or self.drafts is not None
 
     @property
     def takes_stores(self) -> bool:
         """See Settings."""
-        return self.prefix_caching and self.pipeline_parallel_size == 1 and self.admission_order == "fcfs"
+        plain = self.pipeline_parallel_size == 1 and self.drafts is None
+        return self.prefix_caching and plain and self.admission_order == "fcfs"
+
+    def with_drafts(self, drafts: Drafts | None) -> Self:
+        """See Settings."""
+        return replace(self, drafts=drafts)
 
     def without_known_prefixes(self) -> Self:
         """A pipeline without its cache, where only preempted requests would get hits."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
 from windtunnel.profiling.clock import Clock, Reading
 from windtunnel.profiling.collectives import collective
 from windtunnel.profiling.journal import Journal
@@ -58,7 +58,9 @@ class Session:
 
     def _over_planes(self, shard: Shard) -> None:
         extent = self.extent
+        skewed = [(a, b) for a, b in decode_sizes(extent.max_num_seqs, extent.max_model_len) if a > 1]
         planes = {
+            SKEWED: skewed,
             "attn_decode": decode_sizes(extent.max_num_seqs, extent.max_model_len),
             "attn_prefill": prefill_sizes(extent.max_num_batched_tokens, extent.max_model_len),
         }

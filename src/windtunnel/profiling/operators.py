@@ -101,6 +101,12 @@ class Shard:
         query, keys, values = self._random(a, heads, 1, size), *(self._random(a, kv_heads, b, size) for _ in "kv")
         return self._attention(query, keys, values, None)
 
+    def _attn_decode_skewed(self, a: int, b: int) -> Call:
+        """One request has half of all keys, the others share the rest: in two calls, as one would pad all to it."""
+        longest = a * b // 2
+        parts = self._attn_decode(1, longest), self._attn_decode(a - 1, max((a * b - longest) // (a - 1), 1))
+        return lambda: [part() for part in parts]
+
     def _attn_prefill(self, a: int, b: int) -> Call:
         heads, kv_heads, size = self._heads
         query = self._random(1, heads, a, size)

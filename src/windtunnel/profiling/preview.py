@@ -7,7 +7,7 @@ import numpy as np
 
 from windtunnel.hardware import Device
 from windtunnel.perf.kinds.gemm import Gemm
-from windtunnel.perf.profile.shapes import HEAD, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import HEAD, SKEWED, TOKEN_OPERATORS, Shape
 from windtunnel.profiling.clock import LEAST
 from windtunnel.profiling.measure import CHECKED
 from windtunnel.profiling.operators import cold_copies
@@ -68,7 +68,9 @@ def _points(shards: tuple[int, ...], extent: Extent) -> Iterator[tuple[int, str,
             last = extent.max_num_seqs if name in HEAD else extent.max_num_batched_tokens
             count = min(extent.sizes, last)
             yield tp, name, [(round(last ** (i / (count - 1))), 0) for i in range(count)]
-        yield tp, "attn_decode", decode_sizes(extent.max_num_seqs, extent.max_model_len)
+        decodes = decode_sizes(extent.max_num_seqs, extent.max_model_len)
+        yield tp, SKEWED, [point for point in decodes if point[0] > 1]
+        yield tp, "attn_decode", decodes
         yield tp, "attn_prefill", prefill_sizes(extent.max_num_batched_tokens, extent.max_model_len)
         if tp > 1:
             yield tp, "all_reduce", messages

@@ -11,7 +11,7 @@ from typing import Any
 
 from windtunnel.files import write_whole
 from windtunnel.perf.profile.folder import MANIFEST
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
 from windtunnel.profiling.clock import Reading
 from windtunnel.profiling.journal import Journal, Key
 from windtunnel.profiling.measure import AGAIN
@@ -53,6 +53,7 @@ def write_tables(
         "settings": dict(extent),
         "host": host,
         "repeats_differ": repeatability(journal),
+        "skew": skew(journal),
         "skipped": [
             {"operator": key[0], "tp": key[1], "a": key[2], "b": key[3], "why": why}
             for key, why in journal.skipped.items()
@@ -122,6 +123,17 @@ def _csv(rows: list[Row]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def skew(journal: Journal) -> list[Row]:
+    """How many times as long decode attention takes where one request has half of all keys, by requests and keys each
+    would have."""
+    rows = []
+    for (_, tp, a, b), reading in sorted(journal.of(SKEWED)):
+        even = journal.readings.get(("attn_decode", tp, a, b))
+        if even is not None:
+            rows.append({"tp": tp, "requests": a, "keys": b, "times": reading.median / even.median})
+    return rows
 
 
 def repeatability(journal: Journal) -> dict[str, float]:

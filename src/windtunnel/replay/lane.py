@@ -1,6 +1,7 @@
 """A lane of the compiled core that serves a recording's requests, one step at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,21 +29,20 @@ class Lane:
         arrival: Sequence[float],
         output: Sequence[int] | None = None,
         declared: Sequence[int] | None = None,
+        drafts: tuple[Any, Any, Any] | None = None,
     ) -> None:
-        """Arrivals in any unit; ``output`` and ``declared`` tokens are those of the recording where they are None."""
+        """Arrivals in any unit; ``output`` and ``declared`` tokens are those of the recording where they are None;
+        ``drafts``: as of ``Demand``."""
         asked = [row.output_tokens for row in rows]
         self.rows = rows
-        self.stepper = Stepper(
-            limits,
-            policy,
-            demand(
-                rows,
-                arrival,
-                asked if output is None else output,
-                limits.block_size,
-                asked if declared is None else declared,
-            ),
+        found = demand(
+            rows,
+            arrival,
+            asked if output is None else output,
+            limits.block_size,
+            asked if declared is None else declared,
         )
+        self.stepper = Stepper(limits, policy, replace(found, drafts=drafts))
 
     @property
     def columns(self) -> Any:

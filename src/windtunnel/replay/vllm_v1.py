@@ -11,7 +11,7 @@ from windtunnel.policy.vllm_v1 import VERSIONS as RULES
 from windtunnel.replay.loop import Decision, Loop, Record, Scheduler, Step, linear, seconds_of
 from windtunnel.replay.readable.encoder import EncoderLimits
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, coefficients, known
-from windtunnel.replay.vllm_v1_core import Core
+from windtunnel.replay.vllm_v1_core import Core, Drafting, drafts_of
 from windtunnel.replay.vllm_v1_readable import Readable, speculation
 
 VERSIONS = {
@@ -53,7 +53,7 @@ CONFIG: Record = {
 
 ADDITIONS = {"spec", "prefill_schedule_interval", "max_loras", "encoder_cache_size"}
 """Settings that a later recorder knows, whose summary has no ``ttft``."""
-NOT_IN_THE_CORE = {"spec", "encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input"}
+NOT_IN_THE_CORE = {"encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input"}
 """Settings of drafts and of the encoder, which only the scheduler as plain objects knows."""
 
 
@@ -128,7 +128,13 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
         yield from replay_readable(recording, version)
         return
     room, rules = settings_of(recording, version)
-    yield from records(Core(recording, room, rules), recording, version, rules)
+    drafts = drafts_of(recording)
+    if drafts is None:
+        yield from records(Core(recording, room, rules), recording, version, rules)
+        return
+    rules = replace(rules, drafts=drafts)
+    one = Drafting(recording, room, rules)
+    yield from records(one, recording, version, rules, ended=lambda: one.outcome)
 
 
 def replay_readable(recording: Recording, version: str) -> Iterator[Record]:

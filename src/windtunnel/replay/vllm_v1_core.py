@@ -1,17 +1,22 @@
 """vLLM's v1 scheduler of the compiled core, step by step: what it decides is read from its seats."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
+from random import Random
+from typing import Any
 
 import numpy as np
 
-from windtunnel.core.records import NONE
-from windtunnel.core.seats import NEVER
+from windtunnel.core.records import GONE, NONE
+from windtunnel.core.schedulers.vllm_v1.drafts import REQUEST, YIELDED
+from windtunnel.core.seats import NEVER, NOW, WHO
 from windtunnel.policy import Limits, VllmV1, generated
+from windtunnel.policy.drafts import Drafts
 from windtunnel.replay.lane import Lane
 from windtunnel.replay.loop import Decision, Part, Record, interval_words
-from windtunnel.replay.recording import Recording
+from windtunnel.replay.recording import Recording, known
+from windtunnel.replay.stepper import ONLY
 
 
 class Core:
@@ -25,7 +30,8 @@ class Core:
         self.ranks = [row.rank for row in rows]
         self.numbers = {rank: r for r, rank in enumerate(self.ranks)}
         output = [generated(row.prompt_tokens, row.output_tokens, room) for row in rows]
-        self.lane = Lane(rows, room, rules, [row.arrival for row in rows], output)
+        drafts = drawn(recording, [row.id for row in rows], output) if rules.drafts else None
+        self.lane = Lane(rows, room, rules, [row.arrival for row in rows], output, drafts=drafts)
         self.stepper = self.lane.stepper
         most = room.max_model_len if rules.async_scheduling and not rules.stop_at_last_token else 0
         self.overruns = {
@@ -142,3 +148,84 @@ class Core:
             emits = r in running and context + tokens == known
             parts.append((sequence, Part(self.ranks[r], tokens, context, False, emits)))
         return [part for _, part in sorted(parts, key=itemgetter(0))]
+
+
+class Drafting(Core):
+    """The same with speculation: a step yields one token of a request, or several."""
+
+    def __init__(self, recording: Recording, room: Limits, rules: VllmV1) -> None:
+        super().__init__(recording, room, rules)
+        self.flying: deque[tuple[list[int], list[tuple[int, int]], list[int]]] = deque()
+        """(Requests, those that get tokens and how many, those that end) of each step in flight."""
+        self.outcome: Record = {}
+        """What became of the drafts of the step that ended last."""
+
+    def launch(self, decision: Decision, end: float) -> None:
+        """The decision takes effect; its tokens count when its output arrives."""
+        columns, parts = self.lane.columns, []
+        scheduled = [self.numbers[part.r] for part in decision.parts]
+        if scheduled:
+            flight = self.stepper.state.extra.flights[ONLY, int(self.lane.lane["flight"])]
+            self.stepper.conclude(end)
+            parts = flight[: sum(r not in self.victims for r in scheduled)].tolist()
+        else:
+            self.stepper.pass_over(True)
+        given = [(part[REQUEST], part[YIELDED]) for part in parts if part[YIELDED]]
+        known = columns["generated"] + columns["promised"]
+        ended = [r for r, _ in given if known[r] == columns["output"][r]]
+        self.flying.append((scheduled, given, ended))
+        self.victims = []
+
+    def update(self, decision: Decision, end: float) -> tuple[list[int], list[int]]:
+        """The output of the oldest step in flight arrives: (emitted, finished)."""
+        del decision, end
+        columns, (parts, given, ended) = self.lane.columns, self.flying.popleft()
+        names = [row.id for row in self.lane.rows]
+        self.outcome = {
+            "accepted": {names[r]: tokens for r, tokens in given},
+            "computed": {names[r]: int(columns["context"][r]) for r in parts if columns["state"][r] != GONE},
+        }
+        return self._ranks(r for r, _ in given), self._ranks(ended)
+
+    def _parts(self, running: dict[int, int]) -> list[Part]:
+        """What the step computes, in order of admission."""
+        who, now = self.lane.seats[[WHO, NOW], : self.lane.lane["top"]]
+        left = {int(self.lane.columns[r]["sequence"]): r for r in self.victims}
+        chunks = [chunk for chunk in self.stepper.chunks() if chunk[0] in left]
+        parts = [(n, Part(self.ranks[left[n]], tokens, context, False)) for n, tokens, context in chunks]
+        for r, count in zip(who.tolist(), now.tolist(), strict=True):
+            if r in running and count:
+                row = self.lane.columns[r]
+                start, known = int(row["context"]), int(row["prompt"] + row["generated"])
+                drafts = start + count - known - int(row["unknown"])
+                decodes = start >= int(row["seated_with"])
+                part = Part(self.ranks[r], count, start, decodes, drafts >= 0, max(drafts, 0))
+                parts.append((int(row["sequence"]), part))
+        return [part for _, part in sorted(parts, key=itemgetter(0))]
+
+
+SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}
+"""Drafts of a step, who makes them, how likely each is right, and how likely n-grams propose any."""
+
+
+def drafts_of(recording: Recording) -> Drafts | None:
+    """What a recording says of drafts; None: there are none. Raises InputError for an unknown setting."""
+    given = known(recording.config.get("spec") or {}, SPECULATION, "setting of spec")
+    return Drafts(given["k"], given["method"]) if given["k"] else None
+
+
+def drawn(recording: Recording, names: Sequence[str], output: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Which drafts are right, and how many are proposed, as the recorder draws them: see ``Demand.drafts``."""
+    given = known(recording.config["spec"], SPECULATION, "setting of spec")
+    most, hits, proposals = given["k"], [], []
+    for name, tokens in zip(names, output, strict=True):
+        for place in range(tokens + 1):
+            stream, right = Random(f"{name}:{place}"), 0
+            while right < most and stream.random() < given["accept"]:
+                right += 1
+            hits.append(right)
+            stream = Random(f"p:{name}:{place}")
+            proposes = given["method"] != "ngram" or stream.random() < given["propose"]
+            proposals.append((most if given["method"] != "ngram" else stream.randint(1, most)) if proposes else 0)
+    first = np.cumsum([0, *(tokens + 1 for tokens in output)])
+    return first, np.array(hits, dtype=np.int8), np.array(proposals, dtype=np.int8)

@@ -116,6 +116,8 @@ def _unsaid(engine: Mapping[str, Any], backend: str, pool: Mapping[str, Any]) ->
         found["max_num_batched_tokens"] = engine["max_num_batched_tokens"]  # its flag says that nothing is cut
     if backend == "trtllm" and pool["role"] == "prefill" and engine.get("async_scheduling"):
         found["async_scheduling"] = True  # context servers are told to have none
+    if backend == "trtllm" and engine.get("num_redundant_experts"):
+        found["num_redundant_experts"] = engine["num_redundant_experts"]  # it counts slots, those of experts included
     sharing = (engine.get("tensor_parallel_size") or 1) * (engine.get("data_parallel_size") or 1)
     if engine.get("enable_expert_parallel") and sharing == 1:
         found["enable_expert_parallel"] = True  # on one GPU of each stage no size tells

@@ -97,7 +97,7 @@ def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None)
 def _winner(advice: Advice | None, verdict: Verdict | None) -> list[str]:
     if advice is None:
         return []
-    rows = [("rate", f"{number(advice.rate)} requests/s within the goal")]
+    rows = [("rate", f"{number(advice.rate)} {advice.band.unit} within the goal")]
     rows += advice.band.words()
     if advice.draws:
         rows.append(("capacity", advice.draws.words))
@@ -130,7 +130,7 @@ def _ranking(answer: SearchResult) -> str:
         return '<p class="caption">Nothing keeps the limits.</p>'
     held = answer.ranking[0].held
     names = [margin.name for margin in held.margins] if held else []
-    columns, rows = ["configuration", "replicas", "GPUs", "$/h", "requests/s"], []
+    columns, rows = ["configuration", "replicas", "GPUs", "$/h", answer.question.unit], []
     told, purchase = answer.objective.unit in columns, purchase_of(answer.objective)
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)

@@ -76,7 +76,9 @@ def pareto(answer: SearchResult, surveyed: Sequence[Surveyed]) -> Figure:
     data = []
     for name, chosen, size, opacity in (("others", False, 6, 0.35), ("Pareto front", True, 10, 1.0)):
         places = [place for place in range(len(rows)) if (place in best) == chosen and not math.isnan(values[place, 0])]
-        texts = [f"{label(answer, rows[p][0])}<br>{rows[p][1].rate:.3g} requests/s per replica" for p in places]
+        texts = [
+            f"{label(answer, rows[p][0])}<br>{rows[p][1].rate:.3g} {answer.question.unit} per replica" for p in places
+        ]
         marker = scale | {
             "size": size,
             "opacity": opacity,

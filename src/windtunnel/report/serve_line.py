@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from windtunnel.deployment.engine import GATHERED, SCHEDULER_FLAGS
+from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
+from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.sglang import BUFFERED, MODES, RULES, SCHEDULER, SHORT
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
-from windtunnel.launch.vllm import SIMPLE, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -118,6 +119,8 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
+    if engine.get("states_per_request") == ALIGNED_STATES:
+        words += ["--mamba-cache-mode", ALIGNED]
     graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
     if said := {name: value for name, value in graphs.items() if value}:
         words += ["--compilation-config", shlex.quote(json.dumps(said))]
@@ -140,7 +143,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "pipeline_parallel_size": stages if stages > 1 else None,
         "data_parallel_size": ranks if ranks > 1 else None,
         "enable_expert_parallel": gpus if engine.get("enable_expert_parallel") else None,
-        "all2all_backend": ("deepep", deepep) if deepep else None,
+        "all2all_backend": _exchange(str(engine.get("all2all_backend", GATHERED)), deepep),
         "max_model_len": engine.get("max_model_len"),
         "max_num_seqs": _times(engine.get("max_num_seqs"), together),
         "max_num_batched_tokens": -1 if rules["chunked_prefill"] is False else chunk,
@@ -151,12 +154,15 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "kv_cache_dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
         "quantization": engine.get("quantization"),
         "num_speculative_tokens": _chain(engine.get("num_speculative_tokens")),
+        "states_per_request": _buffer(engine, rules),
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
+    values |= {"moe-dense-tp-size": 1 if together > 1 and not engine.get("shared_dense") else None}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
+        "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
@@ -179,6 +185,23 @@ def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
 def _chain(drafts: int | None) -> tuple[Any, ...] | None:
     """Algorithm, steps, width and tokens of a chain of drafts, the token before them included."""
     return ("NEXTN", drafts, 1, drafts + 1) if drafts else None
+
+
+def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
+    """What exchanges tokens, and DeepEP's mode."""
+    if deepep:
+        return "deepep", deepep
+    return (backend,) if backend == ONE_KERNEL else None
+
+
+def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
+    """How SGLang keeps states of recurrent layers for prefixes, where it has more of them than by default."""
+    more = (engine.get("states_per_request") or 1) - KEPT_STATES
+    if more < 1 or rules["radix_cache"] is False:
+        return None
+    if engine.get("async_scheduling") is False:
+        return "extra_buffer" if more == 1 else None
+    return next((name for name, states in BUFFERED.items() if states == more), None)
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,6 +295,11 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
         yield f"stream_interval: {interval}"
     if (servers := engine.get("api_server_count") or 1) > 1:
         yield f"num_postprocess_workers: {servers}"
+    if captured := engine.get("prompt_graph_tokens"):
+        sizes = f"  capture_num_tokens: {json.dumps([captured])}"
+        yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
+    if engine.get("shared_head"):
+        yield "enable_lm_head_tp_in_adp: true"
     if engine.get("low_precision_combine"):
         yield "moe_config:\n  use_low_precision_moe_combine: true"
 

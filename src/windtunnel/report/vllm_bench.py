@@ -101,7 +101,7 @@ def _busiest_second(steps: Steps) -> float:
     times = np.concatenate((steps.ends, first, run.stalls.resumed_token))
     if len(times) == 0:
         return 0.0
-    counts = np.concatenate((steps.emitted, np.ones(len(times) - len(steps.ends))))
+    counts = np.concatenate((steps.emitted * steps.tokens_of_decode, np.ones(len(times) - len(steps.ends))))
     buckets = np.maximum(times - run.requests.arrival.min(), 0.0).astype(np.int64)
     return float(np.bincount(buckets, weights=counts).max())
 

@@ -66,6 +66,19 @@ def with_ends(
     return replace(around, perfect=bound, capacity=most, ends=ends, unchanged_rate=kept, not_found=not_found)
 
 
+def nothing_shared(scenario: Scenario, *, exclude_warmup: bool = False) -> dict[str, Any] | None:
+    """What ``goal_json`` says of the load if its prompts share nothing, where what they share is an assumption."""
+    from windtunnel.metrics.summary import goal_json
+    from windtunnel.simulate.simulate import simulate
+
+    if not scenario.load.assumes:
+        return None
+    load = scenario.load.with_nothing_assumed()
+    deployment, overheads = scenario.deployment(), scenario.overheads()
+    run = simulate(deployment, load.workload(), load.seed, perf=scenario.server.perf, overheads=overheads)
+    return goal_json(run, scenario.goals.limits(), exclude_warmup=exclude_warmup)
+
+
 def in_document(found: "Bands") -> dict[str, object]:
     """What ``run --json`` says of bands that have their ends."""
     return {"bands": found.to_json(), "roofline": found.perfect}

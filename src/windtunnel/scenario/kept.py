@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from windtunnel.metrics import overloaded, queue_growth, summary
+from windtunnel.metrics import Summary, overloaded, queue_growth, summary
 from windtunnel.scenario.scenario import Scenario
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Workload
@@ -11,14 +11,20 @@ MOST_REPLICAS = 256
 """That are tried."""
 
 
-def missed_under(scenario: Scenario, load: Workload) -> list[str]:
-    """The goals that the deployment misses under a load, in words; one of them is always to keep up with it."""
+def under(scenario: Scenario, load: Workload) -> tuple[list[str], Summary]:
+    """The goals that the deployment misses under a load, in words, and the figures; one goal is always to keep up."""
     overheads = scenario.overheads()
     run = simulate(scenario.deployment(), load, scenario.load.seed, perf=scenario.server.perf, overheads=overheads)
-    missed = scenario.goals.missed(summary(run, scenario.goals.limits()))
+    found = summary(run, scenario.goals.limits())
+    missed = scenario.goals.missed(found)
     if overloaded(queue_growth(run.requests)):
         missed.append("overloaded: the queue grows without end")
-    return missed
+    return missed, found
+
+
+def missed_under(scenario: Scenario, load: Workload) -> list[str]:
+    """The goals that the deployment misses under a load, in words."""
+    return under(scenario, load)[0]
 
 
 def replicas_that_keep(scenario: Scenario, load: Workload) -> int | None:

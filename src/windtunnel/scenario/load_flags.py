@@ -79,10 +79,19 @@ class Load:
     """Turns of a session: each prompt repeats the conversation so far, and num_prompts counts turns."""
     think_time: float = 10.0
     """Mean seconds between an answer and the session's next turn."""
+    prefix_hit_rate: float | None = None
+    """Of a load that does not say what its prompts share: the share of prompt tokens that a prefix cache with endless
+    memory finds. Assumed: all begin with one text."""
+    shared_prefix: int | None = None
+    """Or: tokens with which every prompt begins, such as a system prompt."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
     """Longest request, prompt and output together: longer ones are cut, both in proportion."""
+    predict_outputs: str | None = None
+    """What schedulers that decide by lengths are told of outputs: oracle, noisy:SIGMA, classes:SIZE[:WRONG], others, or
+    a function of yours (FILE.py:NAME). It becomes the declared limit, at least the real output, and prompt plus
+    prediction the priority."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
@@ -109,6 +118,8 @@ class Load:
                 raise InputError(f"{name}={value}: must be ≥ 1")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
+        if self.prefix_hit_rate is not None and self.shared_prefix is not None:
+            raise InputError("prefix_hit_rate and shared_prefix: both say what prompts share: leave one out")
         self._check_source()
         self._check_times()
 
@@ -209,7 +220,7 @@ class Load:
         prompts = self.num_prompts
         if prompts is None and not self.from_file:
             prompts = max(PROMPTS_OF_TRIAL, ceil(SECONDS_OF_TRIAL * rate))
-        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None
+        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None and self.lanes is None
         return replace(self, num_prompts=prompts, request_rate=1.0 if random_at_once else self.request_rate)
 
     def arrivals(self) -> "Arrivals":
@@ -232,6 +243,9 @@ class Load:
             found = with_recorded_answers(found)
         if self.max_request_tokens is not None:
             found = cut_to(found, self.max_request_tokens)
+        found = self._assumed(found)
+        if self.predict_outputs is not None:
+            found = self._predicted(found, seed)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes
@@ -242,6 +256,35 @@ class Load:
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
+
+    @property
+    def assumes(self) -> bool:
+        """Whether what prompts share is an assumption."""
+        return self.prefix_hit_rate is not None or self.shared_prefix is not None
+
+    def with_nothing_assumed(self) -> "Load":
+        """The same load, where prompts share nothing that it does not say."""
+        return replace(self, prefix_hit_rate=None, shared_prefix=None)
+
+    def _assumed(self, found: "Workload") -> "Workload":
+        """The load with what its prompts are assumed to share."""
+        from windtunnel.workload.prompts import with_hit_rate, with_shared_prefix
+
+        if self.prefix_hit_rate is not None:
+            return with_hit_rate(found, self.prefix_hit_rate)
+        return found if self.shared_prefix is None else with_shared_prefix(found, self.shared_prefix)
+
+    def _predicted(self, found: "Workload", seed: int) -> "Workload":
+        """With predictions; a limit is never below the real output."""
+        import numpy as np
+
+        from windtunnel.policy.predictions import predictor
+        from windtunnel.workload.synthetic import stream
+
+        assert self.predict_outputs is not None
+        prompt, output = found.prompt_tokens, found.output_tokens
+        lengths = predictor(self.predict_outputs)(prompt, output, stream(seed, "predictions"))
+        return replace(found, priority=prompt + lengths, max_tokens=np.maximum(lengths, output))
 
     def _random(self, seed: int) -> "Workload":
         from windtunnel.workload import generate, prefix_repetition, sessions

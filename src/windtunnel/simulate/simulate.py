@@ -23,7 +23,7 @@ from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
-from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated, draft_share
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
 from windtunnel.policy.tiers import Tier
@@ -73,7 +73,7 @@ def simulate(
     Args:
         deployment: what serves.
         workload: what is asked.
-        seed: of the random streams of the simulation itself (the random router).
+        seed: of the random streams of the simulation itself (the random router, which drafts are right).
         perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
         cache: keep batch-time tables on disk, and read them from there.
         corrections: what batch times account for beyond the sum of measured kernels; ablations switch some off.
@@ -87,11 +87,11 @@ def simulate(
     """
     router = find_router(deployment.router)
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
-    if tables is None:
-        tables = batch_times(deployment, perf, cache, corrections)
+    known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
+    named, tables = step_by_step(deployment.pools, named, known)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = replace(fleet_of(deployment, times, budgets, named, router), **comes_and_goes(deployment, seed))
+    fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
@@ -190,6 +190,20 @@ def batch_times(
     for pool in deployment.pools:
         kv_blocks(pool)
     return [tabulate(pool, perf, cache_folder() if cache else None, corrections) for pool in deployment.pools]
+
+
+def step_by_step(
+    pools: Sequence[Pool], policies: Sequence[Settings], tables: Sequence[Tabulated]
+) -> tuple[list[Settings], list[Tabulated]]:
+    """The schedulers with what their pools draft, and the batch times of steps that verify it: those of tables are
+    divided by the tokens that a step yields."""
+    chosen = [policy.with_drafts(pool.drafts) for policy, pool in zip(policies, pools, strict=True)]
+    found = []
+    for pool, policy, table in zip(pools, chosen, tables, strict=True):
+        ranks = pool.engine.data_parallel_size if pool.lockstep else 1
+        of_step = (pool.engine.num_speculative_tokens, pool.engine.acceptance_length or 1.0, ranks, draft_share(pool))
+        found.append(table.of_steps(*of_step) if policy.drafts else table)
+    return chosen, found
 
 
 def fleet_of(

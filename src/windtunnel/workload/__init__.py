@@ -30,6 +30,7 @@ from windtunnel.workload.transforms import (
     with_concurrency,
     with_lanes,
     with_recorded_answers,
+    with_sessions,
     with_think_time_at_most,
 )
 
@@ -73,5 +74,6 @@ __all__ = [
     "with_concurrency",
     "with_lanes",
     "with_recorded_answers",
+    "with_sessions",
     "with_think_time_at_most",
 ]

@@ -4,6 +4,7 @@ answers included."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -94,6 +95,57 @@ def sessions(
         max_concurrency=max_concurrency,
         name="sessions",
     )
+
+
+def with_hit_rate(workload: Workload, rate: float) -> Workload:
+    """These requests, of whose prompts nothing is known, where a prefix cache that forgets nothing finds this share of
+    all prompt tokens.
+
+    An assumption: all prompts begin with the same text, each for the same share of its length, and end on their own.
+    The first finds nothing, and the longest so far adds to what is known, so that share is a little more than ``rate``.
+
+    Raises InputError for a rate that is no share or that no such prompts can have, and where what prompts share is
+    known.
+    """
+    if not 0 < rate < 1:
+        raise InputError(f"prefix_hit_rate={rate:g}: must be a share, > 0 and < 1")
+    prompts = workload.prompt_tokens
+    wanted, low, high = rate * float(prompts.sum()), 0.0, 1.0
+    for _ in range(40):
+        share = 0.5 * (low + high)
+        low, high = (share, high) if _known(_part(prompts, share))[1].sum() < wanted else (low, share)
+    if _known(_part(prompts, 1.0))[1].sum() < wanted:
+        raise InputError(f"prefix_hit_rate={rate:g}: is more than prompts of these lengths can share")
+    return _beginning_alike(workload, _part(prompts, high), f"{100 * rate:g} % of prompt tokens assumed cached")
+
+
+def with_shared_prefix(workload: Workload, tokens: int) -> Workload:
+    """These requests, of whose prompts nothing is known, where all begin with the same text of this length, such as a
+    system prompt. Raises InputError for less than a token, and where what prompts share is known."""
+    if tokens < 1:
+        raise InputError(f"shared_prefix={tokens}: must be ≥ 1")
+    alike = np.minimum(workload.prompt_tokens, tokens)
+    return _beginning_alike(workload, alike, f"{tokens:,} tokens of every prompt assumed shared")
+
+
+def _part(prompts: Integers, share: float) -> Integers:
+    return np.asarray(np.floor(share * prompts), np.int64)
+
+
+def _known(alike: Integers) -> tuple[Integers, Integers]:
+    """(The earlier row with the longest beginning, -1 for the first; how much of each beginning it has.)"""
+    longest = np.maximum.accumulate(alike)
+    holder = np.maximum.accumulate(np.where(alike > np.append(-1, longest[:-1]), np.arange(len(alike)), 0))
+    other = np.append(-1, holder[:-1])
+    return other, np.minimum(alike, np.append(0, longest[:-1]))
+
+
+def _beginning_alike(workload: Workload, alike: Integers, assumed: str) -> Workload:
+    if workload.texts is not None:
+        raise InputError(f"{workload.name}: says what its prompts share: leave prefix_hit_rate and shared_prefix out")
+    others, tokens = _known(alike)
+    begins = np.where(tokens > 0, others, -1), tokens
+    return replace(workload, begins=begins, name=f"{workload.name} ({assumed})")
 
 
 def _hashes(blocks: Integers, prefix: Integers, prefix_blocks: int, owner: Integers) -> HashIds:

@@ -32,7 +32,7 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
 JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
-FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse")
+FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse", "messages")
 
 
 def load_trace(
@@ -118,7 +118,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
         return json_traces.read_sharegpt(data)
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
         return agent_traces.read_sessions([(path.name, _session(data))], answers)
-    if wanted in (*JSON_FORMATS, "ragpulse") or (wanted is None and start == b"{"):
+    if wanted in (*JSON_FORMATS, "ragpulse", "messages") or (wanted is None and start == b"{"):
         return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
@@ -204,6 +204,8 @@ def _check_text(data: bytes) -> None:
 
 
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
+    if wanted == "messages" or (wanted is None and agent_traces.has_messages(data)):
+        return agent_traces.read_messages(json_traces.read_lines(data))
     plain = json_traces.read_plain(data)
     if plain is not None:
         found = _plain_lines(*plain, wanted, hash_block_size)

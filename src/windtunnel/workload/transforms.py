@@ -179,6 +179,15 @@ def _first_turns(workload: Workload) -> Integers:
     return firsts
 
 
+def with_sessions(workload: Workload, count: int) -> Workload:
+    """Its first ``count`` sessions, in the order of their first turns; requests of no session count as one each."""
+    firsts = _first_turns(workload)
+    heads = np.flatnonzero(firsts == np.arange(len(workload)))
+    if count >= len(heads):
+        return workload
+    return workload.take(np.flatnonzero(firsts <= heads[count - 1]))
+
+
 def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
     """These requests with at most this many in flight; 0 opens the loop again."""
     return replace(workload, max_concurrency=max_concurrency)

@@ -28,7 +28,18 @@ def test_collectives_by_elements_of_the_message(measured: Measured) -> None:
     np.testing.assert_allclose(found.seconds[:2], expected[:2], rtol=1e-9)
     assert found.sources.tolist() == [MEASURED, MEASURED, INTERPOLATED]
     assert ask(measured, replace(kernel, gpus=3), [16]).sources[0] == MODELLED
-    assert replace(kernel, gpus=16).measured(measured, np.ones(1), np.zeros(1)) is None
+    assert replace(kernel, op="all_gather", gpus=16).measured(measured, np.ones(1), np.zeros(1)) is None
+
+
+def test_the_least_time_of_a_sum_over_nodes() -> None:
+    """From 8 GPUs with 450 GB/s to 16 with 50 GB/s of network each: the link takes 15/8 · 1/450, the network 1/8 · 1/50
+    of a byte each; with slower networks those."""
+    h100, kernel, rows = device("h100"), Collective("all_reduce", 16, 500_000_000), np.ones(1)
+    assert kernel.bound(h100, rows, rows)[0] == pytest.approx(15 / 8 / 450)
+    assert kernel.bound(replace(h100, network_bandwidth=10e9), rows, rows)[0] == pytest.approx(1 / 8 / 10)
+    one_domain = replace(kernel, gpus=8)
+    gb200 = device("gb200")
+    assert one_domain.sums_over(gb200) == one_domain.sums_over(h100) == 1.0
 
 
 def test_a_message_smaller_than_measured_takes_the_least_ones_time(measured: Measured) -> None:
@@ -43,6 +54,21 @@ def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
     write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows())
     return tmp_path
+
+
+def test_a_sum_over_nodes_is_nccls_in_each_and_the_way_between_them(systems: Path) -> None:
+    """Two nodes: up and down once, 10 µs each way, and an eighth of the sum over each GPU's network, there and back."""
+    sizes = [1024, 65536, 4194304]
+    rows = {"num_gpus": 8, "message_size": sizes, "kernel_source": "one", "op_name": "all_reduce", "nccl_dtype": "half"}
+    write_table(systems, "h100_sxm/comm/nccl/2.29.2/nccl_perf", rows | {"latency": [0.015, 0.02, 0.08]})
+    database = open_database("h100_sxm", "vllm")
+    assert database is not None
+    link, tokens = LinkTable(Measured(database, H100)), np.array(sizes, dtype=float)
+    for gpus, way in ((16, 20e-6 + tokens * 2 / 8 / 50e9), (32, 40e-6 + 1.5 * tokens * 2 / 8 / 50e9)):
+        found = link.times(Collective("all_reduce", gpus, 1), tokens)
+        assert found is not None
+        np.testing.assert_allclose(found.seconds, np.array([15e-6, 20e-6, 80e-6]) + way, rtol=1e-9)
+        assert (found.sources == MODELLED).all()
 
 
 def test_an_all_reduce_between_measured_counts_is_a_power_of_the_count(systems: Path) -> None:

@@ -14,8 +14,9 @@ from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
+from windtunnel.perf.explain import Batch, explain
 from windtunnel.perf.kernel_times import SOURCES
-from windtunnel.perf.tabulate.by_operator import by_operator
+from windtunnel.perf.tabulate.by_operator import by_operator, bytes_by_operator
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.operator import GROUPS
 from windtunnel.perf.tabulate.operators import operators
@@ -61,6 +62,21 @@ def test_operators_add_up_to_their_groups(built: tuple[Pool, Tabulated]) -> None
             whole = getattr(tables.groups[group], part)
             total = sum((getattr(parts[name], part) for name in parts if groups[name] == group), np.zeros_like(whole))
             np.testing.assert_allclose(total, whole, rtol=1e-9, atol=1e-15, err_msg=f"{group} {part}")
+
+
+@pytest.mark.parametrize("name", ["dense", "sharded", "latent"])
+@pytest.mark.parametrize("batch", [(8, 8 * 512, []), (0, 0, [(512, 0)])])
+def test_bytes_are_those_that_explain_counts(
+    database: None,  # noqa: ARG001
+    name: str,
+    batch: tuple[int, int, list[tuple[int, int]]],
+) -> None:
+    of, (decodes, kv, chunks) = pool(name), batch
+    tables = bytes_by_operator(of)
+    rows = [row for row in explain(of, Batch(decodes, kv, tuple(chunks))).rows if row.group != "host"]
+    assert {row.name for row in rows} <= set(tables)
+    for row in rows:
+        assert tables[row.name].rank(*batch) == pytest.approx(row.bytes, rel=0.01), row.name
 
 
 def test_shares_by_source_and_by_group_add_up(built: tuple[Pool, Tabulated]) -> None:

@@ -36,18 +36,19 @@ def wrong(document: Document, arrivals: Sequence[float] = (), outputs: Sequence[
 
 
 def _replicas(document: Document, row: Mapping[str, Any], best: float) -> list[str]:
-    """What is wrong with the numbers of replicas of one candidate: each must be closed, those beyond by the load."""
+    """What is wrong with the numbers of replicas of one candidate: each must be closed, those beyond by the load, and
+    those below one that misses the least share of good requests by that."""
     offered = min(load["output_tokens"] / load["seconds"] for load in document["loads"])
-    found, due = [], row["fewest"]
+    found, due, closed_by_load = [], row["fewest"], False
     for count, rule, score in row["replicas"]:
-        if count != due:
+        if count != due and score is not None and not closed_by_load:
             found.append(f"{due} replicas are left out")
-        due = count + 1
+        due, closed_by_load = count + 1, closed_by_load or rule == "offered"
         asked = offered / (count * row["weight"])
         if rule == "offered" and abs(score - asked) > 1e-9 * asked:
             found.append(f"{count} replicas: the load asks for {asked}, not {score}")
         if score is not None and score > min(asked, best) * (1 + 1e-12):
             found.append(f"{count} replicas score more than the load asks for, or than the best")
-    if due <= row["most"] and offered / (due * row["weight"]) > best * (1 + 1e-12):
+    if due <= row["most"] and not closed_by_load and offered / (due * row["weight"]) > best * (1 + 1e-12):
         found.append(f"{due} replicas and more are left out")
     return found

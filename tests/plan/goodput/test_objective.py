@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from plan.answer.checker import wrong
@@ -14,7 +13,7 @@ from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.plan.answer.certificate import certificate
 from windtunnel.plan.answer.recommendation import goal, sentence
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
-from windtunnel.plan.goodput.points import at_most, in_turn
+from windtunnel.plan.goodput.points import at_most, try_counts
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.plan.search_result import SearchResult
@@ -139,7 +138,27 @@ def test_of_several_draws_the_worst_counts() -> None:
         assert entry.promise <= min(one.entries[index].promise for one in alone) * (1 + 1e-12)
 
 
-def test_numbers_are_tried_from_the_likely_one() -> None:
-    assert list(in_turn(3, 1, 5)) == [3, 4, 5, 2, 1]
-    assert list(in_turn(9, 2, 4)) == [4, 3, 2]
-    assert np.array_equal(list(in_turn(1, 1, 1)), [1])
+@pytest.mark.parametrize("likely", [1, 3, 9, 40])
+@pytest.mark.parametrize("holds_from", [1, 2, 7, 30, 99])
+@pytest.mark.parametrize("asked_to", [1, 5, 12, 60])
+def test_every_number_is_closed(likely: int, holds_from: int, asked_to: int) -> None:
+    tried: list[int] = []
+
+    def fails(count: int) -> bool:
+        tried.append(count)
+        return count < holds_from
+
+    try_counts(1, 60, likely, lambda count: count <= asked_to, fails)
+    assert len(tried) == len(set(tried))
+    assert set(range(holds_from, asked_to + 1)) <= set(tried) <= set(range(1, asked_to + 1))
+    missed = [count for count in tried if count < holds_from]
+    assert not missed or max(missed) == min(holds_from - 1, asked_to)
+    assert len(missed) <= 12
+
+
+def test_one_that_never_holds_costs_few_runs() -> None:
+    hopeless = question(BUSY, ("ttft:20",), attainment=0.999)
+    answer = search(ENUMERATION, hopeless, Goodput(Constraints()))
+    assert answer.best is None
+    assert 0 < answer.trials <= 24  # two candidates, up to 600 replicas each
+    assert wrong(certificate(answer)) == []

@@ -122,7 +122,7 @@ def _device(name: str, kind: str, threads: int) -> "Device | None":
 
 
 def _show(measured: "Profile") -> None:
-    from windtunnel.cli.terminal import show, table
+    from windtunnel.cli.terminal import remarks, show, table
     from windtunnel.perf.estimators.kinds import DEFAULT, grid
     from windtunnel.perf.estimators.selection import errors, held_out
 
@@ -134,7 +134,14 @@ def _show(measured: "Profile") -> None:
         rows.append([f"{operator} TP {tp}", str(len(points)), *times, f"{100 * found.median:.1f}", again])
     names = ["operator", "points", "least µs", "most µs", "held out %", "again %"]
     title = f"{measured.device}: median error of a fifth of the points from the others; of points measured again"
-    show(table(names, rows, title))
+    said = []
+    if skewed := sorted(row["times"] for row in measured.about.get("skew", [])):
+        middle, most = skewed[len(skewed) // 2], skewed[-1]
+        said = [
+            f"where one request has half of all keys, decode attention takes {middle:.2f} times as long (median, at "
+            f"most {most:.2f}), in two calls: runs know the keys of a step together"
+        ]
+    show(table(names, rows, title), *remarks(said))
 
 
 def _show_difference(one: "Profile", other: "Profile") -> None:

@@ -13,7 +13,20 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.cli.plan.disaggregation import POOLS, Disaggregation
-from windtunnel.cli.plan.flags import BUYER, CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Buyer, Cluster
+from windtunnel.cli.plan.flags import (
+    ALONE,
+    BUYER,
+    CLUSTER,
+    FOR_LANES,
+    FOR_RATES,
+    LIMITS,
+    SEARCH,
+    SPACE,
+    Available,
+    Axes,
+    Buyer,
+    Cluster,
+)
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
 from windtunnel.cli.plan.other_loads import cases_of, draws_of, loads_of
 from windtunnel.errors import InputError
@@ -51,7 +64,8 @@ class Wanted:
     """What is best, and how exactly it is wanted."""
 
     target_request_rate: float | None = None
-    """Requests per second to serve; the objective is then cost, and the number of replicas is found."""
+    """Requests per second to serve; the objective is then cost, and the number of replicas is found. Of sessions that
+    all start at once say --lanes instead."""
     objective: Literal[
         "auto", "qps-per-dollar", "qps-per-gpu", "cost", "gpus", "energy", "goodput-per-gpu", "goodput-per-dollar"
     ] = "auto"
@@ -94,40 +108,45 @@ class Wanted:
         if self.weights and len(self.weights) != len(self.load):
             count = len(self.load)
             raise InputError(f"weights: {len(self.weights)} for {count} of --load: give one for each")
-        if (self.buyer.whole_nodes or self.buyer.spare) and not self.finds_replicas:
-            raise InputError("whole_nodes and spare: count what is bought for a rate: add --target-request-rate")
 
-    @property
-    def finds_replicas(self) -> bool:
-        """Whether the number of replicas is found, for a rate."""
-        rated = any("@" in text for text in self.load)
-        return self.target_request_rate is not None or self.objective in ("cost", "gpus") or rated
+    def finds_replicas(self, load: Load) -> bool:
+        """Whether the number of replicas is found, for a rate or for lanes. Raises InputError for what contradicts
+        that."""
+        if load.lanes is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
+            raise InputError(f"lanes={load.lanes}: is for the objectives cost and gpus: leave one of them out")
+        found = self.target_request_rate is not None or load.lanes is not None or self.objective in ("cost", "gpus")
+        found = found or any("@" in text for text in self.load)
+        if (self.buyer.whole_nodes or self.buyer.spare) and not found:
+            raise InputError("whole_nodes and spare: count what is bought for a rate: add --target-request-rate")
+        return found
 
     @property
     def of_goodput(self) -> bool:
         """Whether the load's own arrivals are kept, and good tokens counted."""
         return self.objective.startswith("goodput")
 
-    def goal(self, space: "AnySpace", workload: "Workload") -> "Objective":
+    def goal(self, space: "AnySpace", question: "Question") -> "Objective":
         """The objective. Raises InputError where it contradicts the space or the load."""
         from windtunnel.plan.goodput.objective import Goodput
         from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
 
         if self.of_goodput:
             return Goodput(space.constraints, self.objective == "goodput-per-dollar")
+        unit, lanes = question.unit, question.workload.lanes if question.in_lanes else 0
         if self.objective == "energy":
             return EnergyPerToken()
         if self.objective == "qps-per-gpu":
-            return RatePerDollar(count_gpus=True)
-        if self.objective == "qps-per-dollar" or (self.objective == "auto" and self.target_request_rate is None):
-            return RatePerDollar()
-        rate = self.target_request_rate if self.target_request_rate is not None else workload.request_rate
+            return RatePerDollar(count_gpus=True, of=unit)
+        given = self.target_request_rate if self.target_request_rate is not None else lanes or None
+        if self.objective == "qps-per-dollar" or (self.objective == "auto" and given is None):
+            return RatePerDollar(of=unit)
+        rate = question.workload.request_rate if given is None else given
         if not math.isfinite(rate):
-            raise InputError("the load has no rate: add target_request_rate")
+            raise InputError("the load has no rate: add target_request_rate, or of sessions lanes")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
         purchase = self.buyer.purchase()
-        return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase)
+        return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase, unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +265,11 @@ def plan(
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
     kept.check()
+    routers = (FOR_LANES if load.lanes else FOR_RATES) if wanted.finds_replicas(load) else ALONE
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
-    spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
+    spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, routers))
     if len(spaces) > 1 and disaggregation.pools == "both":
         raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
     kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed, question, wanted.target_request_rate)]
@@ -288,7 +308,7 @@ def _finish(
     from windtunnel.cli.plan.show import show_plan
     from windtunnel.cli.terminal import show, table, wrapped
 
-    answer, advice, what_ifs, surveyed, risky, why, common = chosen
+    answer, advice, what_ifs, surveyed, risky, why, common, assumed = chosen
     if as_json:
         more = ({"line": line.spec()} if line else {}) | ({"models": models_of(models).to_json()} if models else {})
         show_json(document(chosen, verdict) | more)
@@ -299,9 +319,8 @@ def _finish(
                 show(table(("change", "your line", "better"), line.changes, left=3))
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []
-        show_plan(
-            *(answer, advice, what_ifs, verdict, risky, verbose, why, several), len(common.answers) if common else 1
-        )
+        loads = len(common.answers) if common else 1
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose, (*assumed, *why), several, loads)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
@@ -342,6 +361,8 @@ class Found(NamedTuple):
     """Why what was asked about did not win."""
     common: "Common | None" = None
     """The best under several loads at once, where they were asked."""
+    assumption: tuple[str, ...] = ()
+    """How much the answer depends on what prompts are assumed to share."""
 
 
 class Asked(NamedTuple):
@@ -392,7 +413,7 @@ def asked_of(load: Load, fixed: Load, space: "AnySpace", question: "Question", w
     if loads:
         first, objective = next(iter(loads.values()))
         return Asked(fixed, space, first, objective, loads, cases)
-    return Asked(fixed, space, question, wanted.goal(space, question.workload), {}, cases)
+    return Asked(fixed, space, question, wanted.goal(space, question), {}, cases)
 
 
 def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_several: bool = False) -> Searched:
@@ -455,7 +476,18 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
     if kept.report is not None:
         with progress("surveying for the page"):
             surveyed = survey(answer, means.store, means.team)
-    return Found(answer, advice, what_ifs, surveyed, risky, why, together)
+    return Found(answer, advice, what_ifs, surveyed, risky, why, together, assumption(answer, load))
+
+
+def assumption(answer: "SearchResult", load: Load) -> tuple[str, ...]:
+    """How much the answer depends on what prompts are assumed to share; nothing where nothing is assumed."""
+    from windtunnel.plan.answer.assumed import with_nothing_shared
+
+    if not load.assumes:
+        return ()
+    with progress("looking at the load without shared prompts"):
+        said = with_nothing_shared(answer, load.with_nothing_assumed().workload())
+    return (said,) if said else ()
 
 
 def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace", store: "Store") -> tuple[str, ...]:
@@ -477,8 +509,9 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
     from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
+    workload = load.workload()
     return Question(
-        load.workload(),
+        workload,
         slo=goals.limits(),
         attainment=goals.attainment or (NO_MINIMUM if wanted.of_goodput else ATTAINMENT),
         tolerance=wanted.tolerance,
@@ -487,7 +520,17 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
         seed=load.seed,
         confidence=wanted.confidence,
         draws=draws_of(load, wanted),
+        in_lanes=counts_lanes(workload, wanted.target_request_rate),
     )
+
+
+def counts_lanes(workload: "Workload", target_request_rate: float | None) -> bool:
+    """Whether a load is asked for in sessions in play: where lanes are given, and where sessions all start at once,
+    so that no rate can be changed."""
+    if workload.lanes and target_request_rate is not None:
+        raise InputError(f"target_request_rate={target_request_rate:g}: lanes say what is to be served: leave one out")
+    at_once = not workload.duration and target_request_rate is None and not workload.max_concurrency
+    return bool(workload.lanes) or (at_once and bool((workload.session >= 0).any()))
 
 
 def spaces_of(
@@ -496,14 +539,14 @@ def spaces_of(
     axes: Axes,
     available: Available,
     devices_file: Path | None,
-    fleet: bool = False,
+    routers: tuple[str, ...] = ALONE,
 ) -> "list[Space]":
     """The space of each model, of the flags or of the file. Raises InputError where both are given."""
     from windtunnel.plan.space import load_spaces
 
     if file is None:
         names, limits = models or (str(MAIN_JOB["model"]),), available.constraints()
-        return [available.priced(axes.space(name, limits, devices_file, fleet)) for name in names]
+        return [available.priced(axes.space(name, limits, devices_file, routers)) for name in names]
     if axes != Axes() or available != Available(prices=available.prices):
         raise InputError(f"space {str(file)!r}: has the axes and limits: leave out those of the flags")
     return [available.priced(each) for each in load_spaces(file, models, devices_file)]
@@ -515,10 +558,10 @@ def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
     from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
     from windtunnel.plan.objective import purchase_of
 
-    answer, advice, what_ifs, _, risky, why, common = chosen
+    answer, advice, what_ifs, _, risky, why, common, assumed = chosen
     purchase = purchase_of(answer.objective)
     said = [sentence(answer, answer.best, len(common.answers) if common else 1)] if answer.best else []
-    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase),) if text]
+    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase), *assumed) if text]
     found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
     found |= {"why_not": list(why)} if why else {}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}

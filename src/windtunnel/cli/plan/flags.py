@@ -21,6 +21,9 @@ SPACE, LIMITS, SEARCH, BUYER, CLUSTER = (
     for place, name in enumerate(("Search space", "Available hardware", "Search", "For the buyer", "Execution"))
 )
 Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
+ALONE = ("round_robin",)
+FOR_RATES, FOR_LANES = (*ALONE, "least_outstanding", "vllm_dp"), (*ALONE, "session_affinity", "prefix_aware")
+"""Routers that are tried where replicas are found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +49,15 @@ class Axes:
     kv_cache_dtype: Values = ()
     """[auto fp8]"""
     router: Values = ()
-    """[round_robin; for a target rate also least_outstanding vllm_dp]"""
+    """[round_robin; for a target rate also least_outstanding vllm_dp, for lanes session_affinity prefix_aware]"""
     axis: Values = ()
     """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. block_size=16,32;
     several are separated by spaces."""
 
-    def space(self, model: str, constraints: "Constraints", devices_file: Path | None, fleet: bool = False) -> "Space":
-        """The space of these axes, with defaults that suit the model, and a ``fleet`` of several replicas.
+    def space(
+        self, model: str, constraints: "Constraints", devices_file: Path | None, routers: Values = ALONE
+    ) -> "Space":
+        """The space of these axes, with defaults that suit the model; ``routers``: the usual ones of replicas.
 
         Raises InputError for what cannot be.
         """
@@ -61,7 +66,7 @@ class Axes:
         from windtunnel.plan.space import Space, typed_values
 
         given = self._given()
-        axes = {"device": split(self.devices)} | defaults(load_model(model), fleet) | given
+        axes = {"device": split(self.devices)} | defaults(load_model(model), routers) | given
         texts = given.get("scheduler", [])
         for size in set.intersection(*(set(sizes_of(text)) for text in texts)) - set(given) if texts else ():
             del axes[size]
@@ -92,7 +97,7 @@ def split(words: tuple[str, ...]) -> list[str]:
     return [part for word in words for part in word.split(",") if part]
 
 
-def defaults(model: "Model", fleet: bool) -> dict[str, list[str]]:
+def defaults(model: "Model", routers: Values) -> dict[str, list[str]]:
     """Default values of the usual axes: what people deploy, the plainest first, which wins of equals."""
     usual = {
         "tensor_parallel_size": ["1", "2", "4", "8"],
@@ -100,7 +105,7 @@ def defaults(model: "Model", fleet: bool) -> dict[str, list[str]]:
         "max_num_batched_tokens": ["512", "1024", "2048", "4096", "8192"],
         "quantization": ["stored"] if model.quantization else ["stored", "fp8"],
         "kv_cache_dtype": ["auto", "fp8"],
-        "router": ["round_robin", "least_outstanding", "vllm_dp"] if fleet else ["round_robin"],
+        "router": [*routers],
     }
     if model.has_moe:
         usual |= {"data_parallel_size": ["1", "2", "4", "8"], "enable_expert_parallel": ["false", "true"]}

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from windtunnel.cli.plan.flags import Available, Axes, defaults, split
+from windtunnel.cli.plan.flags import Available, Axes, Values, defaults, split
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Judged(NamedTuple):
     best_price_per_hour: float
     best_gpus: int
     changes: tuple[Change, ...]
+    unit: str = "requests/s"
+    """Of the rates; ``lanes`` of a load of sessions that all start at once."""
 
     @property
     def saves(self) -> float:
@@ -61,7 +63,7 @@ class Judged(NamedTuple):
     def sentence(self) -> str:
         """For people: what the line serves, and what its changes save."""
         served = {0.0: "Your line keeps the limits at no rate", math.inf: "This load does not fill your line"}.get(
-            self.rate, f"Your line serves {self.rate:.3g} requests/s within the limits on {_gpus(self.gpus)}"
+            self.rate, f"Your line serves {self.rate:.3g} {self.unit} within the limits on {_gpus(self.gpus)}"
         )
         if not self.changes:
             return f"{served}. Nothing that was searched is better."
@@ -79,7 +81,8 @@ class Judged(NamedTuple):
     def spec(self) -> dict[str, Any]:
         """For JSON."""
         changes = [f"{change.name} {change.line} → {change.best}" for change in self.changes]
-        found = self._asdict() | {"changes": changes, "saves": self.saves}
+        found = {key: value for key, value in self._asdict().items() if key != "unit" or value == "lanes"}
+        found |= {"changes": changes, "saves": self.saves}
         return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()}
 
 
@@ -88,15 +91,18 @@ def _gpus(count: int) -> str:
 
 
 def space_of_line(
-    lines: Sequence[str], model: str | None, axes: Axes, available: Available, devices_file: Path | None, fleet: bool
+    lines: Sequence[str],
+    model: str | None,
+    axes: Axes,
+    available: Available,
+    devices_file: Path | None,
+    routers: Values,
 ) -> "tuple[Space, Deployment]":
     """What is searched around launch lines, and the deployment that they are.
 
     Raises InputError for lines of one side, and for what cannot run.
     """
     from windtunnel.deployment.prices import priced
-    from windtunnel.model import load_model
-    from windtunnel.plan.space import AXES, typed_values
     from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
 
     pasted = read_pasted(lines, model)
@@ -106,21 +112,32 @@ def space_of_line(
         raise InputError(
             "from: other values of the model's config are not searched: give --model a changed config.json"
         )
-    words, name = pasted.words, str(pasted.words["model"])
+    line = scenario_of(pasted).deployment()
+    pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
+    words = {"device": DEVICE} | dict(pasted.words)
+    return space_around(words, axes, available, devices_file, routers), replace(line, pools=pools)
+
+
+def space_around(
+    words: Mapping[str, Any], axes: Axes, available: Available, devices_file: Path | None, routers: Values
+) -> "Space":
+    """What is searched around a server, from its words: what a restart changes, and what flags name."""
+    from windtunnel.model import load_model
+    from windtunnel.plan.space import AXES, typed_values
+
+    name = str(words["model"])
     given = {entry.name for entry in fields(axes) if getattr(axes, entry.name) != getattr(Axes(), entry.name)}
-    around = _around(words, defaults(load_model(name), fleet), given)
-    devices = tuple(split(axes.devices if "devices" in given else (str(words.get("device", DEVICE)),)))
+    around = _around(words, defaults(load_model(name), routers), given)
+    devices = tuple(split(axes.devices if "devices" in given else (str(words["device"]),)))
     searched = replace(axes, devices=devices, **around)
-    space = available.priced(searched.space(name, available.constraints(), devices_file, fleet))
+    space = available.priced(searched.space(name, available.constraints(), devices_file, routers))
     named = {text.partition("=")[0].replace("-", "_") for text in axes.axis}
     fixed = {
         axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])
         for axis, value in words.items()
         if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *given, *named)
     }
-    line = scenario_of(pasted).deployment()
-    pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
-    return replace(space, axes={**fixed, **space.axes}), replace(line, pools=pools)
+    return replace(space, axes={**fixed, **space.axes})
 
 
 def _around(
@@ -162,7 +179,8 @@ def judged(line: "Deployment | None", answer: "SearchResult") -> Judged | None:
         changes.append(Change("replicas", str(line.replicas), str(best.replicas)))
     if line.router != best.router and best.replicas > 1:
         changes.append(Change("router", line.router, best.router))
-    return Judged(found.rate, line.price_per_hour, line.gpus, rate, best.price_per_hour, best.gpus, tuple(changes))
+    of_best, unit = (rate, best.price_per_hour, best.gpus), answer.question.unit
+    return Judged(found.rate, line.price_per_hour, line.gpus, *of_best, tuple(changes), unit)
 
 
 def answered(answer: "SearchResult") -> list[str]:

@@ -30,6 +30,8 @@ class Change(NamedTuple):
 
 def loads_of(load: Load, wanted: Any, space: Any, question: "Question") -> "Cases":
     """The loads that one deployment must serve; ``wanted`` are the flags. Raises InputError for words that are none."""
+    if question.in_lanes and wanted.load:
+        raise InputError("load: several loads are for rates: of lanes ask again with another trace")
     changes = {text: change_of(text, load, wanted.target_request_rate, "load") for text in wanted.load}
     if len(changes) < len(wanted.load):
         raise InputError(f"load {' '.join(wanted.load)}: one of them stands twice")
@@ -38,6 +40,8 @@ def loads_of(load: Load, wanted: Any, space: Any, question: "Question") -> "Case
 
 def cases_of(load: Load, wanted: Any, space: Any, question: "Question") -> "Cases":
     """The other loads of which is asked what they would change. Raises InputError for words that are none."""
+    if question.in_lanes and (wanted.what_if or wanted.buyer.growth):
+        raise InputError("what_if and growth: are for rates: of lanes ask again with other --lanes")
     changes = {text: change_of(text, load, wanted.target_request_rate) for text in wanted.what_if}
     for factor in wanted.buyer.growth:
         if factor != 1:
@@ -53,8 +57,8 @@ def case_of(change: Change, wanted: Any, space: Any, question: "Question") -> "t
     drawn = change.load.for_trials(change.rate)
     workload = with_longer_prompts(drawn.workload(), change.longer)
     draws = tuple((seed, with_longer_prompts(one, change.longer)) for seed, one in draws_of(drawn, wanted))
-    objective = replace(wanted, target_request_rate=change.rate).goal(space, workload)
-    return replace(question.under(workload, question.seed), draws=draws), objective
+    asked = replace(question.under(workload, question.seed), draws=draws)
+    return asked, replace(wanted, target_request_rate=change.rate).goal(space, asked)
 
 
 def change_of(text: str, load: Load, rate: float | None, flag: str = "what_if") -> Change:
@@ -81,6 +85,6 @@ def _rate(what: str, rate: float | None) -> float:
 
 def draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
     """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
-    if not (wanted.finds_replicas and load.varies):
+    if not (wanted.finds_replicas(load) and load.varies):
         return ()
     return tuple((seed, load.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))

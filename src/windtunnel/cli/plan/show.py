@@ -48,8 +48,8 @@ WORDS = {
     "impossible": "miss the goal even for a single request",
     "refused": "cannot run",
 }
-COLUMNS = ("replicas", "GPUs", "$/h", "requests/s")
-"""Of every ranking; an objective with one of these units needs no column."""
+COLUMNS = ("replicas", "GPUs", "$/h")
+"""Of every ranking, with the unit of rates; an objective with one of these units needs no column."""
 EVERY = 15.0
 """Seconds between two lines of progress."""
 REASONS = 6
@@ -163,7 +163,8 @@ def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
         same = "–" if math.isnan(extra) else percent(extra) if math.isfinite(extra) else "cannot"
         monthly = number(cost * HOURS_A_MONTH)
         rows.append((name, hardware(deployment, True, purchase), number(rate), number(cost), monthly, same))
-    columns = ("load", "buy", "requests/s", "$/h", "$ a month", "extra if kept")
+    unit = next(iter(answers.values())).question.unit
+    columns = ("load", "buy", unit, "$/h", "$ a month", "extra if kept")
     return [table(columns, rows, left=2), *([_regrets(what_ifs)] if verbose else [])]
 
 
@@ -196,7 +197,7 @@ def _ranking(answer: SearchResult) -> "Table":
     """The best, with what differs between them, and how much of its tightest limit each uses."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     target = isinstance(answer.objective, LeastForRate)
-    told, purchase = answer.objective.unit in COLUMNS, purchase_of(answer.objective)
+    told, purchase = answer.objective.unit in (*COLUMNS, answer.question.unit), purchase_of(answer.objective)
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
@@ -213,7 +214,7 @@ def _ranking(answer: SearchResult) -> "Table":
                 *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
             )
         )
-    columns = [*COLUMNS[:3], *([] if target else COLUMNS[3:]), *([] if told else [answer.objective.unit])]
+    columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
     heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
     return table(heads, rows, left=1 + len(axes))
 

@@ -33,6 +33,7 @@ from windtunnel.core.pipeline import (
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_disaggregation import join, let_go, may_stage, occupied, stage, unstage
+from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -128,6 +129,8 @@ class Extra(NamedTuple):
     """Those of the running requests, in any order; None where no pool limits them."""
     stores: Any
     """core.stores.chunks.Stores, or None where there are no KV stores."""
+    drafts: Any
+    """None: speculation is that of ``schedulers.vllm_v1.drafts``."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -161,7 +164,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if any(policy.max_loras > 0 for policy in fleet.policies):
         adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
         requests["adapter"] = 0 if demand.adapter is None else demand.adapter
-    return Extra(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache))
+    return Extra(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache), None)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -212,7 +215,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
     ranks = state.groups[lane.group].num_lanes
-    passes.begin_interval(pool, lane, seats, ranks)
+    begin_interval(pool, lane, requests, seats, None, ranks)
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.schedule_together(pool, lane, requests, seats, extra, most)
     if budget == passes.NO_ROOM:
@@ -222,8 +225,8 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, extra, extra.stores, budget, most, start)
-    passes.end_interval(pool, lane, ranks, preempted)
+        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
+    end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
@@ -472,7 +475,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     budget = pool.max_num_batched_tokens - lane.decodes
     tokens = 0
     interval, ranks = pool.prefill_schedule_interval, state.groups[lane.group].num_lanes
-    passes.begin_interval(pool, lane, seats, ranks)
+    begin_interval(pool, lane, requests, seats, None, ranks)
     if lane.holds_prompts:
         passed = lane.executed % interval if ranks > 1 else lane.executed + 1 - lane.last_prefill_step
         possible = min(possible, interval - passed)
@@ -488,7 +491,8 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     elif possible > 0 and lane.head != NONE:
         if passes.may_be_overtaken(pool, lane, requests, seats, state.extra.adapters):
             return 0, 0, False
-        if passes.head_tokens(pool, lane, requests, extra, extra.stores, budget, passes.most_tokens(pool, lane)) > 0:
+        most = passes.most_tokens(pool, lane)
+        if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) > 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -502,7 +506,7 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     counts = state.groups[lane.group].num_lanes > 1 or lane.step_decodes + lane.chunks > 0
     lane.executed += steps if counts else 0
     lane.prefills = lane.chunks
-    passes.note_interval(pool, lane, False)
+    note_interval(pool, lane, False)
     if lane.chunks > 0:
         r = state.seats[i, WHO, lane.first]
         offer(pool, lane, state.extra.cache, r, state.requests[r].context)
@@ -521,7 +525,7 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             budget = pool.max_num_batched_tokens - extra.pipe.slots[k].decodes
-            if passes.head_tokens(pool, lane, requests, extra, extra.stores, budget, most) != 0:
+            if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs

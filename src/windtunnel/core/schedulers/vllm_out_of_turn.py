@@ -59,7 +59,8 @@ class Extra(NamedTuple):
     pipe: Any
     adapters: Any
     stores: Any
-    """These as in ``schedulers.vllm``; the last two are None."""
+    drafts: Any
+    """These as in ``schedulers.vllm``; the last three are None."""
     decoded: Array
     """When the latest step with decodes of each slot ends."""
     flights: Array
@@ -246,9 +247,11 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.visit_in_turn(pool, lane, requests, seats, extra, most, wanted_tokens, serve, evict)
+    budget, preempted = passes.visit_in_turn(
+        pool, lane, requests, seats, extra, None, most, wanted_tokens, serve, evict
+    )
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, extra, extra.stores, budget, most, start)
+        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0

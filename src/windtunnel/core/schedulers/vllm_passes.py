@@ -1,7 +1,7 @@
 """The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
 
 Where prefixes are not cached ``extra.cache`` is None, without a pipeline ``extra.pipe``, without KV stores
-``extra.stores``; what asks for them then vanishes when it is compiled.
+``extra.stores``, without speculation ``extra.drafts``; what asks for them then vanishes when it is compiled.
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer,
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
 from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
+from windtunnel.core.schedulers.vllm_v1.adapters import add_adapter, count_adapters, lacks_adapter
+from windtunnel.core.schedulers.vllm_v1.speculation import blocks_ahead, find_for_drafter, is_padded
 from windtunnel.core.seats import (
     CONTEXT,
     EMPTY,
@@ -64,42 +66,6 @@ def pop(pool: Pool, lane: Lane, requests: Array) -> int:
     return pop_by_key(lane, requests) if pool.by_priority else pop_first(lane, requests)
 
 
-# Prompts that wait for others (prefill_schedule_interval).
-
-
-@part
-def begin_interval(pool: Pool, lane: Lane, seats: Array, ranks: int) -> None:
-    """Prompts get nothing before enough steps have passed, while somebody decodes and the queue is not held up."""
-    lane.prefills = lane.holds_prompts = lane.deferred = 0
-    if ranks > 1:
-        due = lane.executed % pool.prefill_schedule_interval == 0
-    else:
-        passed = lane.executed + 1 - lane.last_prefill_step
-        due = not pool.interval_when_alone or passed >= pool.prefill_schedule_interval
-    if pool.prefill_schedule_interval > 1 and not lane.capacity_bound and not due:
-        part_ways = 0
-        for i in range(lane.first, lane.top):
-            part_ways += 1 if seats[ENDS, i] == NEVER else 0
-        lane.holds_prompts = 1 if lane.running > part_ways else 0
-
-
-@part
-def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
-    """What a step means for the next one's prompts."""
-    if pool.prefill_schedule_interval > 1:
-        if lane.prefills:
-            lane.last_prefill_step = lane.executed
-        if not lane.holds_prompts and not preempted:
-            lane.capacity_bound = 1 if lane.waiting - lane.loads > lane.deferred else 0
-
-
-@part
-def end_interval(pool: Pool, lane: Lane, ranks: int, preempted: bool) -> None:
-    """A step is decided; one of several ranks counts when it is launched."""
-    lane.executed += 1 if ranks == 1 and lane.step_decodes + lane.chunks > 0 else 0
-    note_interval(pool, lane, preempted)
-
-
 # Seats.
 
 
@@ -141,7 +107,7 @@ def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: 
     r = seats[WHO, i]
     request = requests[r]
     add_chunk(lane, seats, seats[NOW, i], request.context, request.sequence)
-    offer(pool, lane, extra.cache, r, request.context + seats[NOW, i])
+    offer(pool, lane, extra.cache, r, min(request.context + seats[NOW, i], request.prompt + request.generated))
 
 
 @part
@@ -278,12 +244,33 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
 
 
 @part
+def missing_blocks(pool: Pool, drafts: Any, request: Request, context: int, tokens: int) -> int:
+    """Blocks that a running request needs for so many tokens more."""
+    if drafts is None:
+        return blocks_of(pool, context + tokens) - blocks_of(pool, context)
+    if context + tokens + pool.lookahead <= request.blocks * pool.block_size:  # a division takes longer
+        return 0
+    return max(blocks_ahead(pool, context + tokens) - request.blocks, 0)
+
+
+@part
 def visit_in_turn(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int, wants: Any, serve: Any, drop: Any
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    extra: Any,
+    drafts: Any,
+    most: int,
+    wants: Any,
+    serve: Any,
+    drop: Any,
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
     how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
     budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
+    if drafts is not None:
+        budget -= pool.draft_slots
     for k in range(lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:
@@ -295,7 +282,7 @@ def visit_in_turn(
         request = requests[seats[WHO, i]]
         tokens = min(wants(pool, lane, extra.pipe, request, ends), most, budget)
         context = request.context if ends == NEVER else pipeline.context_of(pool, lane, extra.pipe, request, ends)
-        missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
+        missing = missing_blocks(pool, drafts, request, context, tokens) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
             preempted = True
@@ -312,8 +299,11 @@ def visit_in_turn(
             lane.free -= missing
             seats[NOW, i] = tokens
             budget -= tokens
+            if drafts is not None:
+                budget -= pool.draft_slots
+                request.blocks += missing
             if ends == NEVER:
-                lane.prefills = 1
+                lane.prefills |= 1 if drafts is None else 0
                 serve(pool, lane, requests, seats, extra, i)
         i += 1
     return budget, preempted
@@ -322,7 +312,7 @@ def visit_in_turn(
 @compiled
 def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
-    found = visit_in_turn(pool, lane, requests, seats, extra, most, wanted_tokens, compute_chunk, evict)
+    found = visit_in_turn(pool, lane, requests, seats, extra, None, most, wanted_tokens, compute_chunk, evict)
     hold_back(pool, lane, requests, seats, extra, extra.pipe)
     return found
 
@@ -385,7 +375,7 @@ def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: An
 
 
 @part
-def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: int) -> tuple[int, int]:
+def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, drafts: Any, r: int, room: int) -> tuple[int, int]:
     """(Blocks of a waiting request's beginning that are cached, or NO_ROOM if none could suffice, those of them that no
     request holds)."""
     if cache is None:
@@ -396,11 +386,15 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: 
     least = blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r)
     if pool.reserve_full_prompt and not passes and least > room:
         return NO_ROOM, 0
+    if drafts is not None:
+        return find_for_drafter(pool, lane, request, cache, r)
     return find(pool, lane, request, cache, r)
 
 
 @part
-def head_tokens(pool: Pool, lane: Lane, requests: Array, extra: Any, stores: Any, budget: int, most: int) -> int:
+def head_tokens(
+    pool: Pool, lane: Lane, requests: Array, extra: Any, stores: Any, drafts: Any, budget: int, most: int
+) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
     r = lane.head
     if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
@@ -408,17 +402,24 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, extra: Any, stores: Any
     request = requests[r]
     known = request.prompt + request.generated
     room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
-    found, idle = look_up(pool, lane, request, extra.cache, r, room)
+    found, idle = look_up(pool, lane, request, extra.cache, drafts, r, room)
     if found == NO_ROOM:
         return 0
     tokens = known - request.context - found * pool.block_size
     if tokens > 1 and lane.holds_prompts:
         return 0
     tokens = min(tokens, most)
+    if drafts is not None and is_padded(pool, lane, tokens, request.context + found * pool.block_size):
+        tokens += pool.num_speculative_tokens
+        if tokens > budget:
+            return 0
     if tokens > budget and not pool.chunked_prefill:
         return PASSED_OVER if pool.skip_unfit_prompts else 0
     tokens = min(tokens, budget)
     wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
+    if drafts is not None:
+        ahead = request.context + found * pool.block_size + tokens + pool.lookahead
+        wanted = min(max(wanted, ahead), pool.max_model_len)
     if stores is not None:
         room += stores.rows[r].kept
     return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
@@ -450,14 +451,27 @@ def sit_last(lane: Lane, seats: Array, r: int) -> int:
 
 @part
 def admit_head(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, r: int, tokens: int, start: float
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    extra: Any,
+    stores: Any,
+    drafts: Any,
+    r: int,
+    tokens: int,
+    start: float,
 ) -> None:
     """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = requests[r]
     has = take_found(pool, lane, request, extra.cache, r)
     if stores is not None:
         has += take_held(pool, lane, request, stores, r)
-    lane.free -= blocks_of(pool, request.context + tokens) - has
+    if drafts is None:
+        lane.free -= blocks_of(pool, request.context + tokens) - has
+    else:
+        request.blocks = blocks_ahead(pool, request.context + tokens)
+        lane.free -= request.blocks - has
     if np.isnan(request.scheduled):
         request.scheduled = start
     request.sequence = lane.sequence
@@ -466,39 +480,6 @@ def admit_head(
     lane.prefills |= 1 if request.prompt + request.generated - request.context > 1 else 0
     seats[NOW, i] = tokens
     compute_chunk(pool, lane, requests, seats, extra, i)
-
-
-@part
-def add_adapter(lane: Lane, adapters: Any, adapter: int) -> None:
-    """A running request has this adapter."""
-    if adapters is not None:
-        for k in range(lane.adapters):
-            if adapters[k] == adapter:
-                return
-        if adapter > 0:
-            adapters[lane.adapters] = adapter
-            lane.adapters += 1
-
-
-@part
-def count_adapters(lane: Lane, requests: Array, seats: Array, adapters: Any) -> None:
-    """Which adapters the running requests have."""
-    if adapters is not None:
-        lane.adapters = 0
-        for i in range(lane.top):
-            if seats[ENDS, i] != EMPTY:
-                add_adapter(lane, adapters, requests[seats[WHO, i]].adapter)
-
-
-@part
-def lacks_adapter(pool: Pool, lane: Lane, adapters: Any, request: Request) -> bool:
-    """Whether a waiting request brings an adapter that would be one too many."""
-    if adapters is None:
-        return False
-    new = request.adapter > 0
-    for k in range(lane.adapters):
-        new &= adapters[k] != request.adapter
-    return new and 0 < pool.max_loras <= lane.adapters
 
 
 @part
@@ -511,8 +492,10 @@ def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adap
 
 
 @part
-def output_is_missing(lane: Lane, pipe: Any, request: Request) -> bool:
+def output_is_missing(pool: Pool, lane: Lane, pipe: Any, drafts: Any, request: Request) -> bool:
     """Whether the latest token of a waiting request is not known yet."""
+    if drafts is not None:
+        return bool(request.stale > 0 and pool.wait_for_output)
     if pipe is None:
         return False
     return pipeline.is_in_flight(lane, request.last_step)
@@ -526,7 +509,8 @@ def set_aside(pool: Pool, lane: Lane, requests: Array, extra: Any, budget: int, 
     """
     while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
         request = requests[lane.head]
-        if not output_is_missing(lane, extra.pipe, request) and not lacks_adapter(pool, lane, extra.adapters, request):
+        missing = output_is_missing(pool, lane, extra.pipe, extra.drafts, request)
+        if not missing and not lacks_adapter(pool, lane, extra.adapters, request):
             break
         r = pop(pool, lane, requests)
         requests[r].previous = aside
@@ -537,7 +521,16 @@ def set_aside(pool: Pool, lane: Lane, requests: Array, extra: Any, budget: int, 
 
 @part
 def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, budget: int, most: int, start: float
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    extra: Any,
+    stores: Any,
+    drafts: Any,
+    budget: int,
+    most: int,
+    start: float,
 ) -> None:
     """Admit from the head of the queue while it fits.
 
@@ -555,7 +548,7 @@ def admit(
                 continue
             if begun == LACKS:
                 break
-        tokens = head_tokens(pool, lane, requests, extra, stores, budget, most)
+        tokens = head_tokens(pool, lane, requests, extra, stores, drafts, budget, most)
         if tokens == 0:
             break
         r = pop(pool, lane, requests)
@@ -569,8 +562,10 @@ def admit(
             lane.deferred += 1
             continue
         add_adapter(lane, extra.adapters, requests[r].adapter)
-        admit_head(pool, lane, requests, seats, extra, stores, r, tokens, start)
+        admit_head(pool, lane, requests, seats, extra, stores, drafts, r, tokens, start)
         budget -= tokens
+        if drafts is not None:
+            budget -= pool.draft_slots
     while first != NONE:
         following = requests[first].next
         put(pool, lane, requests, first, True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil, log2
 from typing import ClassVar, Self
 
 import numpy as np
@@ -46,11 +47,32 @@ class Collective(Kernel):
         """Per direction between GPUs: the node's link, or the network when they do not fit one node."""
         return device.link_bandwidth if self.gpus <= device.gpus_per_node else device.network_bandwidth
 
+    def sums_over(self, device: Device) -> float:
+        """Domains of linked GPUs that a sum is made over; 1: a sum in one of them, or no sum."""
+        return max(1.0, self.gpus / device.gpus_per_domain) if self.op == "all_reduce" else 1.0
+
+    def over_network(self, device: Device, a: Floats) -> Floats:
+        """Least seconds of the network for a sum over domains: every GPU has a share of its domain's sum, and sends no
+        more than that (NCCL's rings and trees, one for each network card)."""
+        domains = self.sums_over(device)
+        sent = 2.0 * (domains - 1) / domains * 2.0 * self.row * a / device.gpus_per_domain
+        return sent / device.network_bandwidth
+
+    def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
+        """Least seconds; of a sum over domains those of the link or the network, whichever takes longer."""
+        if self.sums_over(device) == 1.0:
+            return super().bound(device, a, b)
+        return np.maximum(self.bytes_moved(a, b) / device.link_bandwidth, self.over_network(device, a))
+
     def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
         """Its bytes at a share of the bandwidth, and latency: more of it across nodes."""
         eff = efficiencies[self.efficiency_family]
         across = CROSSING if self.gpus > device.gpus_per_node else 0.0
-        return self.bound(device, a, b) / eff.memory + eff.latency + across
+        return self.bound(device, a, b) / eff.memory + eff.latency + max(across, self.hops(device) * CROSSING)
+
+    def hops(self, device: Device) -> int:
+        """Of a sum over domains, up and down a tree of them."""
+        return 2 * ceil(log2(self.sums_over(device)))
 
     def describe(self) -> str:
         """GPUs and row."""
@@ -81,7 +103,12 @@ class LinkTable(Table):
 
     def times(self, kernel: Collective, a: Floats) -> KernelTimes | None:
         """Seconds of ``a`` rows. Between measured numbers of GPUs, the time of one message is a power of the number;
-        beyond them the efficiency of the nearest holds (both modelled)."""
+        beyond them the efficiency of the nearest holds (both modelled). A sum over domains is NCCL's in each, and the
+        way between them."""
+        if kernel.sums_over(self.device) > 1.0:
+            inside = self.times(replace(kernel, gpus=self.device.gpus_per_domain, nccl=True), a)
+            between = kernel.over_network(self.device, a) + kernel.hops(self.device) * CROSSING
+            return inside and replace(inside, seconds=inside.seconds + between).modelled()
         if kernel.gpus > self.device.gpus_per_node:
             return None
         known = self._counts(kernel)

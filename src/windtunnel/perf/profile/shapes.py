@@ -20,6 +20,9 @@ TOKEN_OPERATORS = (*PROJECTIONS, *SMALL)
 ATTENTION = {"attn_prefill": "prefill", "attn_decode": "decode", "attn_kv_cache_save": "tokens"}
 """Of attention.csv, with what they are measured by."""
 
+SKEWED = "attn_decode_skewed"
+"""Decode attention of as many keys together as at (requests, keys) of attn_decode, half of them of one request."""
+
 HEAD = ("lm_head", "sampling")
 """Of head.csv, which Vidur lacks; by requests."""
 
@@ -72,7 +75,7 @@ class Shape:
             "all_reduce": Collective("all_reduce", max(tp, 2), self.n_embd),
             "send_recv": Elementwise(2.0 * self.n_embd),
         } | dict.fromkeys(HOST, Elementwise(8.0))
-        for name, phase in (("attn_decode", "decode"), ("attn_prefill", "prefill")):
+        for name, phase in (("attn_decode", "decode"), (SKEWED, "decode"), ("attn_prefill", "prefill")):
             made[name] = AttentionKernel(phase, heads, kv_heads, self.head_dim, self.head_dim)
         if operator not in made:
             raise InputError(f"operator {operator!r}: not one of a profile's; {', '.join(made)} are")

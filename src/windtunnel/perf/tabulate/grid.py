@@ -3,9 +3,9 @@
 Speculative decoding is tabulated by expected acceptance: what a step costs, divided by the tokens that it yields. A
 step verifies ``drafts`` + 1 tokens of each request, after a draft layer as large as one of the model's ran ``drafts``
 times with its own pass through the head (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2). The
-simulated request gains one token a step, so the tables hold the time of a real step over ``accepted``: a request's
-progress is then exact in expectation, also where prefill chunks come between. Attention reads the cached tokens once
-for all tokens of a request.
+tables hold the time of a real step over ``accepted``: where a simulated request gains one token a step, its progress
+is then exact in expectation, also where prefill chunks come between; where a step yields what is drawn,
+``BatchTimes.of_steps`` makes whole steps of them. Attention reads the cached tokens once for all tokens of a request.
 """
 
 from collections.abc import Callable
@@ -82,9 +82,8 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
     twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
     launched = not source.perfect and not source.launches
     splits.add_wait("mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], True, corrections, twice[0]) * launched)
-    if ax.graph_tokens < ax.max_num_batched_tokens:
-        alone = dispatch(pool, ax, busy["decode_tokens"], False, corrections, twice[1]) * launched
-        splits.add_wait("decode_tokens", np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0))
+    alone = dispatch(pool, ax, busy["decode_tokens"] * ax.accepted, False, corrections, twice[1]) * launched
+    splits.add_wait("decode_tokens", alone / ax.accepted)
     if not source.perfect and preset(pool.engine.preset).before_v1:
         for part in ("decode_attention", "mixed_attention"):
             splits.add_wait(part, block_tables(pool, ax, corrections))
@@ -110,7 +109,7 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             decodes, prompts = (replace(operator, kernel=operator.kernel.resolved(mixed)) for mixed in (False, True))
             plain = token_times(decodes, tokens, ax.padded, ax.graph_tokens, predictor, parts)
             found = per_token(lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share)
-            if ax.mixed_graph_tokens == ax.graph_tokens and prompts == decodes:
+            if ax.padded_with_prompts and prompts == decodes:
                 return {"decode_tokens": found, "mixed_tokens": plain}
             eagerly = token_times(prompts, tokens, tokens, 0, predictor, parts)
             return {"decode_tokens": found, "mixed_tokens": eagerly}
@@ -123,7 +122,12 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             return {"expert_tokens": replace(plain, seconds=np.where(small, found.seconds, plain.seconds))}
         case "sequences":
             n = np.arange(ax.max_num_seqs + 1, dtype=float)
-            return {"sequences": per_token(lambda each: predictor.times(operator.kernel, each * n, 0.0 * n), ax, 1.0)}
+            drafting = operator.drafting if ax.drafts and operator.drafting else operator.kernel
+
+            def asked(each: int) -> KernelTimes:
+                return predictor.times(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
+
+            return {"sequences": per_token(asked, ax, 1.0)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
             found = per_request(decode_times(operator, a, b, predictor, parts), ax)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset
+from windtunnel.deployment.engine import PIECES, WHOLE
 from windtunnel.model import MLA, CompressedAttention, LinearAttention, MoE, SelectiveScan, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.perf.batch_times import Floats
@@ -233,8 +234,10 @@ def dispatch(
         least = dispatch_floor(layers, launched, captured=False)
     else:
         least = eager_floor(pool, pool.engine.backend if prompts else "vllm")
-    tokens = np.arange(len(ax.padded))
-    floor = np.where(tokens <= ax.mixed_graph_tokens, dispatch_floor(layers, 0, captured=True), least)
+    tokens, mode = np.arange(len(ax.padded)), pool.engine.cudagraph_mode
+    in_pieces = (mode != WHOLE) if prompts else (mode == PIECES)
+    captured = dispatch_floor(layers, 0, captured=True) if in_pieces else 0.0
+    floor = np.where(tokens <= (ax.mixed_graph_tokens if prompts else ax.graph_tokens), captured, least)
     waits = np.maximum((floor if twice is None else floor * (1 + twice)) - gpu, 0.0)
     waits[0] = 0.0
     return waits

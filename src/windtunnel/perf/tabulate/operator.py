@@ -1,7 +1,7 @@
 """Operator: a kernel that a step runs; and those that every kind of layer is made of, in the formats of a pool."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.perf.kernel import RATES, Kernel
@@ -30,15 +30,17 @@ class Operator:
     ``decode``: (decodes, keys); ``prefill``: (chunk, context), for each chunk."""
     count: int
     kernel: Kernel
+    drafting: Kernel | None = None
+    """What runs in its place in the pass of a draft; None: the same."""
 
 
 def together(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """Equal operators as one, in the order of their first use."""
-    found: dict[tuple[str, str, str, Kernel], int] = {}
+    found: dict[Operator, int] = {}
     for operator in operators:
-        key = (operator.name, operator.group, operator.phase, operator.kernel)
+        key = replace(operator, count=0)
         found[key] = found.get(key, 0) + operator.count
-    return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
+    return tuple(replace(operator, count=count) for operator, count in found.items())
 
 
 def projection(pool: Pool, name: str, part: str, n: int, k: int) -> Iterator[Operator]:

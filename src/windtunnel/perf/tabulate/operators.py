@@ -4,16 +4,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise
 from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
+from windtunnel.perf.kinds.of_all_ranks import DividedHead, OfAllRanks
 from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.tabulate.mixers import mixer_operators
 from windtunnel.perf.tabulate.operator import Operator, all_reduce, moving, product, projection, together, weight_format
@@ -24,7 +26,7 @@ with arg max (8), as vLLM's sampler does without top-k and top-p."""
 
 SAMPLER_LAUNCHES = 10
 
-LAYOUTS = {GATHERED: "", LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto", ONE_SIDED: ""}
+LAYOUTS = {LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto"}
 """How the tokens of experts lie in memory, by what brought them."""
 
 IN_8_BITS = ("fp8", "fp8_block")
@@ -110,12 +112,30 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
     yield moving("final_norm", 8.0 * hidden)
     if width != hidden:
         yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
-    yield Operator("lm_head", "gemm", "sequences", 1, product(pool, "lm_head", vocabulary, width))
-    if tp > 1:
-        gather = Collective("all_gather", tp, vocabulary * tp, graph=False)
+    of_drafts = pool.engine.shared_head and pool.engine.backend == "trtllm"
+    ranks = pool.engine.data_parallel_size if pool.engine.shared_head and not of_drafts else 1
+    gpus = tp * ranks
+    if ranks > 1:  # every GPU has a slice, for the requests of all
+        gather = Collective("all_gather", gpus, width * ranks, graph=False)
+        yield Operator("states_all_gather", "communication", "sequences", 1, gather)
+        vocabulary = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // gpus
+    head = product(pool, "lm_head", vocabulary, width)
+    drafting = _head_of_drafts(pool, head) if of_drafts else None
+    yield Operator("lm_head", "gemm", "sequences", 1, OfAllRanks(head, ranks) if ranks > 1 else head, drafting)
+    if gpus > 1:
+        gather = Collective("all_gather", gpus, vocabulary * gpus * ranks, graph=False)
         yield Operator("logits_all_gather", "communication", "sequences", 1, gather)
     sampler = Elementwise(SAMPLER_BYTES * model.vocab_size, SAMPLER_LAUNCHES, graph=False)
     yield Operator("sampling", "other", "sequences", 1, sampler)
+
+
+def _head_of_drafts(pool: Pool, head: Gemm) -> DividedHead:
+    """The GPUs of a node divide it where they are nearer to 256 over a rank's requests than 1 is (TensorRT-LLM's
+    ``create_lm_head_tp_mapping``): each has a slice for the requests of all, whose states are gathered."""
+    gpus = min(pool.device.gpus_per_node, pool.engine.data_parallel_size)
+    most = 256 // ((1 + gpus) // 2 + 1)
+    gather = Collective("all_gather", gpus, head.k * gpus) if gpus > 1 else None
+    return DividedHead(head, OfAllRanks(replace(head, n=-(-head.n // gpus)), gpus), gather, most)
 
 
 def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
@@ -134,7 +154,8 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from all_reduce(pool, "attention_all_reduce", hidden)
     dense = layer.beside or layer.mlp
     if isinstance(dense, MLP):
-        yield from _network(pool, dense, "mlp", ("gate_up_proj" if dense.gated else "up_proj", "down_proj"))
+        names = ("gate_up_proj" if dense.gated else "up_proj", "down_proj")
+        yield from (_divided if pool.engine.shared_dense else _network)(pool, dense, "mlp", names)
         yield from all_reduce(pool, "mlp_all_reduce", hidden)
     if isinstance(layer.mlp, MoE):
         yield from _experts(pool, layer.mlp)
@@ -200,10 +221,15 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         gated=moe.gated,
         dtype=dtype,
         weight_only=weight_only,
-        layout=LAYOUTS[engine.all2all_backend],
+        layout=LAYOUTS.get(engine.all2all_backend, ""),
     )
     there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
-    yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
+    if engine.all2all_backend == ONE_KERNEL:
+        (dispatch,), (combine,) = ([each.kernel for each in side] for side in (there, back))
+        assert isinstance(dispatch, Exchange) and isinstance(combine, Exchange)
+        yield Operator("experts_with_exchange", "experts", phase, 1, ExchangingExperts(kernel, dispatch, combine))
+    else:
+        yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
     if moe.latent_norm:
         yield moving("latent_norm", 4.0 * width)
     if moe.latent_size:
@@ -213,6 +239,15 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         yield moving("shared_experts_add", 6.0 * hidden)
     if tp > 1:  # shares of a sum cannot be normalised: both sums are completed first (vLLM's LatentMoERunner)
         yield from all_reduce(pool, "expert_all_reduce", hidden + width * moe.latent_norm)
+
+
+def _divided(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
+    """A network that all ranks divide: tokens of all are gathered, and the sums scattered."""
+    ranks, hidden = pool.engine.data_parallel_size, pool.model.hidden_size
+    yield _each("mlp_all_gather", "all_tokens", Collective("all_gather", ranks, hidden))
+    for operator in _network(pool, replace(mlp, intermediate_size=mlp.intermediate_size // ranks), part, names):
+        yield replace(operator, phase="all_tokens")
+    yield _each("mlp_reduce_scatter", "all_tokens", Collective("reduce_scatter", ranks, hidden))
 
 
 def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
@@ -239,6 +274,8 @@ def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operat
         if mode == "one_sided" and experts.dtype == "nvfp4":
             sent = experts.dtype
         back = sent if engine.low_precision_combine else "bfloat16"
+        if mode == ONE_KERNEL:  # one copy to each GPU, in 8 bits as the first product takes it
+            mode, sent = "one_sided", "fp8"
         dispatch, combine = (
             Exchange("dispatch", mode, *sizes, dtype=sent),
             Exchange("combine", mode, *sizes, dtype=back),
@@ -278,7 +315,7 @@ def _fuses_all_reduce(pool: Pool) -> bool:
     """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
     chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
     linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
-    return chosen and linked and pool.engine.tensor_parallel_size > 1
+    return chosen and linked and 1 < pool.engine.tensor_parallel_size <= pool.device.gpus_per_domain
 
 
 def _fuses_casts(pool: Pool) -> tuple[bool, bool]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.deployment import Pool, capture_sizes, preset
+from windtunnel.deployment import Engine, Pool, capture_sizes, preset
+from windtunnel.deployment.engine import DECODES_ALONE
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import stages
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers, StageTimes, added
@@ -42,7 +43,8 @@ class Axes:
     graph_tokens: int
     """Largest captured graph, 0 without."""
     mixed_graph_tokens: int
-    """Of batches with prefill chunks: 0 where an engine captures decodes only."""
+    """Of batches with prefill chunks: 0 where an engine captures decodes only; another one where prompts have graphs of
+    their own, in pieces."""
     one_call: bool
     """One attention kernel serves decodes and chunks of a batch together (FlashAttention 2)."""
     max_num_seqs: int
@@ -56,6 +58,11 @@ class Axes:
     """Tokens that a step yields in the mean: the tables hold the time per token."""
     draft_share: float = 0.0
     """A draft layer's share of the model's layers."""
+
+    @property
+    def padded_with_prompts(self) -> int:
+        """Largest batch with prompts that runs from a graph of the sizes in ``padded``."""
+        return self.mixed_graph_tokens if self.mixed_graph_tokens == self.graph_tokens else 0
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -76,7 +83,7 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
     return Axes(
         padded=padded,
         graph_tokens=largest,
-        mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill and not engine.cudagraph_mode else 0,
+        mixed_graph_tokens=engine.prompt_graph_tokens or (largest if _graphs_prompts(engine) else 0),
         one_call=corrections.mixed_attention and flash_attention_2(pool.engine.backend, pool.device),
         max_num_seqs=min(engine.resolved("max_num_seqs"), engine.resolved("max_num_batched_tokens")),
         context_knots=octave_knots(engine.resolved("max_model_len"), CONTEXT_STEP),
@@ -84,8 +91,20 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         ranks=engine.data_parallel_size if pool.lockstep else 1,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,
-        draft_share=len(pool.model.draft_layers) / pool.model.num_layers,
+        draft_share=draft_share(pool),
     )
+
+
+def draft_share(pool: Pool) -> float:
+    """A draft layer's share of the model's layers."""
+    return len(pool.model.draft_layers) / pool.model.num_layers
+
+
+def _graphs_prompts(engine: Engine) -> bool:
+    """Whether batches with prompts run from graphs, as far as those reach."""
+    if engine.cudagraph_mode is None:
+        return preset(engine.preset).graphs_prefill
+    return engine.cudagraph_mode != DECODES_ALONE
 
 
 def octave_knots(last: int, step: int) -> Integers:
@@ -122,6 +141,20 @@ class Tabulated:
     were asked beyond the data, or on a device that has none. Neither holds host work.
     Empty where unknown."""
 
+    def of_steps(self, drafts: int, accepted: float, ranks: int, share: float) -> "Tabulated":
+        """See ``BatchTimes.of_steps``."""
+
+        def each(found: dict[str, BatchTimes]) -> dict[str, BatchTimes]:
+            return {name: table.of_steps(drafts, accepted, ranks, share) for name, table in found.items()}
+
+        return replace(
+            self,
+            times=self.times.of_steps(drafts, accepted, ranks, share),
+            sources=each(self.sources),
+            groups=each(self.groups),
+            doubts=each(self.doubts),
+        )
+
     def scaled(self, factor: float) -> "Tabulated":
         """All times multiplied by a factor; their shares stay as they are."""
         pipeline = self.pipeline.scaled(factor) if self.pipeline else None
@@ -148,8 +181,9 @@ class Sums:
         ax = self.axes
         none = np.zeros(ax.max_num_seqs + 1)
         shapes = part_shapes(ax)
+        tables: dict[str, Any] = {part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS}
         return BatchTimes(
-            **{part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS},
+            **tables,
             host_overlapped=none if overlapped is None else overlapped,
             host_serial=none if serial is None else serial,
             context_knots=ax.context_knots,

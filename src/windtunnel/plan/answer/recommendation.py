@@ -121,12 +121,17 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
         met = f"at {rate:.4g} requests/s of {load}" if loads == 1 else f"under each of {loads} loads"
+        if answer.question.in_lanes:
+            met = f"with {rate:.0f} lanes of {load}"
         return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     if isinstance(answer.objective, Goodput) and entry.held is not None:
         good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
         best = f"{value:,.4g} {answer.objective.unit}"
         return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
-    served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
+    served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} {answer.question.unit}"
+    if answer.question.in_lanes:
+        more = "" if rate < answer.question.most else " and more, which takes a longer load to find,"
+        served = f"{'up to ' if not more else ''}{rate:.0f} lanes{more}"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
 

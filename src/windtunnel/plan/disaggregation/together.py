@@ -142,7 +142,7 @@ def binding_stage(answer: SearchResult) -> tuple[str | None, str]:
     margin = outcome.binding()
     if margin is None:
         return None, "no limit is near"
-    at = f"{margin.name} is {margin.stretch:.2f} times its limit at {missed.rate:.3g} requests/s"
+    at = f"{margin.name} is {margin.stretch:.2f} times its limit at {missed.rate:.3g} {answer.question.unit}"
     if margin.name.startswith(("tpot", "itl")):
         return "decode", at
     part, seconds = longest_part(whole_run(answer.question, deployment, missed.rate), answer.question)

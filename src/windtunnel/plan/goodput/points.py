@@ -1,7 +1,8 @@
 """Points: which numbers of replicas of a candidate are worth a simulation, and how much of one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +31,52 @@ class Closed(NamedTuple):
     """What it has at most; exactly, where it was simulated."""
 
 
-def in_turn(likely: int, least: int, most: int) -> Iterator[int]:
-    """Numbers of replicas: from the likely one upwards, and then downwards from it."""
-    first = min(max(likely, least), most)
-    yield from range(first, most + 1)
-    yield from range(first - 1, least - 1, -1)
+def try_counts(least: int, most: int, likely: int, asked: Callable[[int], bool], fails: Callable[[int], bool]) -> None:
+    """Try numbers of replicas, from a likely one on, so that all others are closed too.
+
+    Args:
+        asked: whether the load asks for enough on so many; what it closes is closed for more of them as well.
+        fails: tries a number; whether too few requests are good, which is then so with fewer.
+    """
+    fails = cache(fails)
+    start = min(max(likely, least), most)
+    while start > least and not asked(start):
+        start = max(least, start // 2)
+    if not asked(start):
+        return
+    first = start
+    if fails(start):
+        found = _first_that_holds(start, most, asked, fails)
+        if found is None:
+            return
+        first = found
+    else:
+        for count in range(start - 1, least - 1, -1):
+            if asked(count) and fails(count):
+                break
+    for count in range(first + 1, most + 1):
+        if not asked(count):
+            return
+        fails(count)
+
+
+def _first_that_holds(bad: int, most: int, asked: Callable[[int], bool], fails: Callable[[int], bool]) -> int | None:
+    """The least number above ``bad`` that does not fail, by strides that double and bisection; None where the load asks
+    for too little on those."""
+    good, stride = None, 1
+    while good is None:
+        if bad == most:
+            return None
+        count, stride = min(bad + stride, most), 2 * stride
+        while not asked(count):  # what is between may still pay
+            if count - bad <= 1:
+                return None
+            count = (bad + count) // 2
+        bad, good = (count, None) if fails(count) else (bad, count)
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        bad, good = (middle, good) if fails(middle) else (bad, middle)
+    return good
 
 
 def good_run(

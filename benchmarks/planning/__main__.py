@@ -1,23 +1,29 @@
-"""Planning measured: ``python -m benchmarks.planning exact|speed [--ray] [--requests N] [--repeats N]``.
+"""Planning measured: ``python -m benchmarks.planning exact|models|speed [--ray] [--requests N] [--repeats N]``.
 
 ``exact`` searches five spaces, and each of them again by brute force: the same best, with how many of the simulations?
+``models`` plans four models on three devices under two loads, with CPU seconds where ``--workers 1``, and a part of the
+space again by brute force (``--requests 0``: what 120 s of a load bring).
 ``speed`` times the search of one space with one and two workers, on processes and on Ray, in turn and on warm workers:
 simulations per second, CPU seconds per simulation, and the wall-clock gain. Prints Markdown tables.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.planning_speed import Race, speed
+from benchmarks.planning.speed import Race, speed
 from windtunnel.deployment import parse_goodput
+from windtunnel.model import load_model
 from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
-from windtunnel.plan.space import Constraints, Space
-from windtunnel.plan.workers import Team, in_turn, processes
+from windtunnel.plan.several.models import Models
+from windtunnel.plan.space import Constraints, Enumeration, Space
+from windtunnel.plan.what_if import what_if
+from windtunnel.plan.workers import Team, in_turn, lasting, processes
 from windtunnel.workload import builtin
 
 REQUESTS = 1000
@@ -94,6 +100,59 @@ def exact(requests: int, team: Team) -> None:
         )
 
 
+MODELS = ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b", "Qwen/Qwen3-235B-A22B")
+RATES = {"azure-conv": 20.0, "azure-code": 10.0}
+"""Requests per second of each load."""
+
+
+def models(requests: int, team: Team) -> None:
+    """Every model under both loads: what it takes, and whether brute force on a part of the space agrees."""
+    slo, limits = parse_goodput(("ttft:1000", "tpot:50")), Constraints()
+    cases: dict[str, tuple[Question, Objective]] = {
+        load: (
+            Question(builtin(load, num_requests=requests or int(120 * rate)), slo=slo, confidence=0.9),
+            LeastForRate(rate, limits),
+        )
+        for load, rate in RATES.items()
+    }
+    print(
+        "| model | load | candidates | simulations | $/h | brute force of a part: candidates, simulations, the same |"
+    )
+    print("|---|---|---:|---:|---:|---|")
+    began, found = time.process_time(), {}
+    with lasting(team) as lasts:
+        for model in MODELS:
+            axes: dict[str, Any] = {
+                "device": ("h100", "h200", "b200"), "tensor_parallel_size": (1, 2, 4, 8), "max_num_seqs": (128, 512),
+                "max_num_batched_tokens": (2048, 8192), "kv_cache_dtype": ("auto", "fp8"), "max_model_len": (16384,),
+            } | defaults_of(model)  # fmt: skip
+            space = Space(model, axes)
+            found[model] = what_if(space.enumerate(with_price=True), cases, team=lasts).answers
+        spent = time.process_time() - began
+        for model, answers in found.items():
+            for load, answer in answers.items():
+                part = [one for one in answer.enumeration.candidates if one.settings["max_num_seqs"] == 128]
+                few = Enumeration(tuple(part[::3]), answer.enumeration.pruned)
+                own, whole = (search(few, *cases[load], top=top, team=lasts) for top in (1, len(few.candidates)))
+                best = answer.objective.value(answer.best.promise) if answer.best else float("nan")
+                same = "yes" if own.best and whole.best and own.best.index == whole.best.index else "no"
+                print(
+                    f"| {model} | {load}@{RATES[load]:g} | {len(answer.enumeration.candidates)} | {answer.trials} "
+                    f"| {best:.4g} | {len(few.candidates)}, {own.trials} of {whole.trials}, {same} |",
+                    flush=True,
+                )
+    matrix = Models(found)
+    for load in matrix.loads:
+        print(f"\n{load}: " + ", ".join(f"{model} +{100 * matrix.regret(model, load):.0f} %" for model in MODELS))
+    print(f"\n{spent:.0f} CPU-s in this process for all searches, brute force not counted")
+
+
+def defaults_of(model: str) -> dict[str, tuple[Any, ...]]:
+    """Axes that not every model has."""
+    experts = {"enable_expert_parallel": (False, True)} if load_model(model).has_moe else {}
+    return experts | ({} if load_model(model).quantization else {"quantization": ("stored", "fp8")})
+
+
 def race(requests: int) -> Race:
     """The search whose speed is measured."""
     case = cases()[0]
@@ -104,14 +163,15 @@ def race(requests: int) -> Race:
 def main(argv: Sequence[str]) -> None:
     """Run one benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("exact", "speed"))
+    parser.add_argument("what", choices=("exact", "models", "speed"))
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args(argv)
-    if words.what == "exact":
-        exact(words.requests, processes(words.workers) if words.workers > 1 else in_turn())
+    if words.what in ("exact", "models"):
+        work = exact if words.what == "exact" else models
+        work(words.requests, processes(words.workers) if words.workers > 1 else in_turn())
         return
     teams = [("processes", processes(1)), ("processes", processes(2))]
     if words.ray:

@@ -1,0 +1,108 @@
+"""Random spaces of at most 400 points over every kind of axis, with a random load, goal and objective."""
+
+from dataclasses import dataclass
+from math import prod
+from random import Random
+from typing import Any
+
+from windtunnel.deployment import Link, parse_goodput
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
+from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
+from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Objective, Purchase, RatePerDollar
+from windtunnel.plan.question import Question
+from windtunnel.plan.space import Constraints, Space
+from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
+
+MOST = 400
+DENSE, EXPERTS = "Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
+ONE_SIDE: dict[str, tuple[Any, ...]] = {
+    "device": ("h100", "l40s", "a100"),
+    "tensor_parallel_size": (1, 2, 4),
+    "max_num_seqs": (4, 16, 64, 256),
+    "max_num_batched_tokens": (256, 1024, 4096),
+    "kv_cache_dtype": ("auto", "fp8"),
+    "quantization": (None, "fp8"),
+    "block_size": (16, 32),
+    "gpu_memory_utilization": (0.92, 0.8),
+    "enforce_eager": (False, True),
+    "async_scheduling": (True, False),
+    "enable_prefix_caching": (True, False),
+    "max_model_len": (2048, 1024),
+}
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "pipeline_parallel_size": (1, 2),
+    "router": ("round_robin", "least_outstanding", "vllm_dp"),
+    "engine": ("vllm", "sglang-0.5"),
+    "enable_chunked_prefill": (True, False),
+}
+OF_EXPERTS: dict[str, tuple[Any, ...]] = {"data_parallel_size": (1, 2), "enable_expert_parallel": (False, True)}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A space and what is asked of it."""
+
+    space: Space | PoolSpace
+    question: Question
+    objective: Objective
+
+    @property
+    def name(self) -> str:
+        return f"{self.space.model}, {self.objective.name}, {', '.join(self.space.axes)}"
+
+
+def case(seed: int, most: int = MOST, requests: int = 200, plain: bool = False) -> Case:
+    """The case of a seed; ``plain``: of mixed servers with vLLM's scheduler, which other tests have compiled."""
+    random = Random(seed)
+    model = random.choice((DENSE, DENSE, EXPERTS))
+    pools = seed % 5 == 4 and not plain
+    axes = ONE_SIDE | (OF_EXPERTS if model == EXPERTS else {})
+    axes |= {"router": WHOLE["router"]} if plain else {} if pools else WHOLE
+    space: Space | PoolSpace
+    if pools:
+        ratio = random.choice((1, 2))
+        each = int((most / (1 if ratio == 1 else 3)) ** 0.5)
+        prefill, decode = (_space(random, model, axes, each) for _ in range(2))
+        space = PoolSpace(prefill, decode, link=lambda _: Link(bandwidth=50e9, latency=1e-5), ratio=ratio)
+    else:
+        space = _space(random, model, axes, most)
+    load = _load(random, requests)
+    limits = random.choice((("ttft:400", "tpot:30"), ("ttft:1500",), ("tpot:25",), ("e2el:4000",)))
+    objective = _objective(random)
+    share = random.choice((0.5, 0.9, 0.99)) if not isinstance(objective, Goodput) else random.choice((NO_MINIMUM, 0.8))
+    asked = Question(load, slo=parse_goodput(limits), attainment=share, tolerance=0.05, perf="modelled", seed=seed)
+    return Case(space, asked, objective)
+
+
+def _space(random: Random, model: str, axes: dict[str, tuple[Any, ...]], most: int) -> Space:
+    """Some values of some axes, in random order, and of the others the first."""
+    chosen: dict[str, tuple[Any, ...]] = {"device": axes["device"][:1], "max_model_len": (2048,)}
+    for axis in random.sample(sorted(axes), len(axes)):
+        values = random.sample(axes[axis], random.randint(1, len(axes[axis])))
+        if prod(len(each) for each in (chosen | {axis: tuple(values)}).values()) <= most:
+            chosen[axis] = tuple(values)
+    return Space(model, chosen)
+
+
+def _load(random: Random, requests: int) -> Workload:
+    prompt, answer = random.choice(((300, 60), (800, 20), (100, 150)))
+    lengths = Both(Lognormal(prompt, 0.7, 4 * prompt), Lognormal(answer, 0.7, 4 * answer))
+    return generate(
+        Gamma(random.choice((5.0, 40.0)), random.choice((0.5, 1.0))), lengths, requests, random.randrange(99)
+    )
+
+
+def _objective(random: Random) -> Objective:
+    limits = Constraints(max_gpus=random.choice((4, 8)))
+    rate = random.choice((10.0, 40.0))
+    choices: tuple[Objective, ...] = (
+        RatePerDollar(),
+        RatePerDollar(count_gpus=True),
+        EnergyPerToken(),
+        LeastForRate(rate, Constraints()),
+        LeastForRate(rate, Constraints(max_gpus=16), count_gpus=True),
+        LeastForRate(rate, Constraints(), purchase=Purchase(whole_nodes=True, spare=1)),
+        Goodput(limits),
+        Goodput(limits, per_dollar=True),
+    )
+    return random.choice(choices)

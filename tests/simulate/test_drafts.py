@@ -1,0 +1,75 @@
+"""Speculation in whole runs: step by step with vLLM's v1 scheduler, in the mean with others."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.metrics import token_gaps, unroll
+from windtunnel.metrics.summary import output_tokens
+from windtunnel.metrics.window import Window
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.workload import Both, Fixed, Poisson, generate
+
+MEANS = "speculation is simulated step by step"
+
+
+def pool(preset: str = "vllm-0.33", **settings: object) -> Pool:
+    engine = Engine(preset=preset, num_speculative_tokens=3, acceptance_length=2.3)
+    return Pool("meta-llama/Llama-3.1-8B", "h100", engine, **settings)  # type: ignore[arg-type]
+
+
+@cache
+def run(seed: int = 0) -> Run:
+    workload = generate(Poisson(40.0), Both(Fixed(100), Fixed(40)), 12, seed=1)
+    return simulate(Deployment((pool(),)), workload, seed, perf="roofline", cache=False)
+
+
+@IN_PLAIN_PYTHON
+def test_the_seed_decides() -> None:
+    first, again, other = (one.requests.finish.tolist() for one in (run(), run.__wrapped__(), run(1)))
+    assert first == again != other
+
+
+@IN_PLAIN_PYTHON
+def test_gaps_are_those_between_steps() -> None:
+    steps = unroll(run())
+    gaps, alone = token_gaps(steps, Window(0.0, np.inf, False)), steps.chunks == 0
+    assert gaps.min >= steps.row_seconds[steps.heads][alone].min() - 1e-12
+    assert gaps.count == steps.emitted.sum()
+    assert 1.9 < steps.tokens_of_decode < 2.5
+    assert steps.tokens[alone].tolist() == (4 * run().iterations.decodes[steps.heads][alone]).tolist()
+
+
+@IN_PLAIN_PYTHON
+def test_tokens_add_up() -> None:
+    steps = unroll(run())
+    everything = Window(-1.0, float(run().requests.finish.max()) + 1.0, True)
+    assert output_tokens(steps, everything) == run().requests.output_tokens.sum()
+
+
+def test_tables_hold_whole_steps() -> None:
+    table = batch_times(Deployment((pool(),)), "roofline", False)[0]
+    shares, times = table.times, table.of_steps(3, 2.3, 1, 0.125).times
+    assert shares.decode_width == 1
+    assert times.batch(8, 800, []) == pytest.approx(2.3 * shares.batch(8, 800, []))
+    prompt = shares.mixed_tokens[8 * 4 + 50] + shares.prefill(50, 0) + shares.prefill_base
+    of_requests = shares.decode(8, 800, True) + shares.sequences[9]
+    drafter = 0.125 * (prompt + 2 * shares.mixed_tokens[1])
+    assert times.rank(8, 800, [(50, 0)]) == pytest.approx(prompt + drafter + 2.3 * of_requests)
+
+
+def test_others_say_that_they_take_the_mean() -> None:
+    assert pool().drafts is not None
+    assert not [note for note in pool().warnings() if note.startswith(MEANS)]
+    for other in (pool("sglang-0.5"), pool(role="decode"), pool(role="prefill")):
+        assert other.drafts is None
+        assert [note for note in other.warnings() if note.startswith(MEANS)]
+
+
+@WITH_THE_COMPILER
+def test_in_plain_python() -> None:
+    in_plain_python(1, __file__)
