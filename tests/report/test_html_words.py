@@ -54,6 +54,12 @@ def test_key_numbers_by_hand() -> None:
     assert float(million.split()[0]) * 6e-6 == pytest.approx(float(whole.split()[0]), rel=0.01)
 
 
+def test_what_was_found_is_told_by_kind() -> None:
+    run = told(handmade.two_requests(), reuse={"history": 30, "answers": 6, "others": 4})
+    kinds = "75.0 % the session&#x27;s earlier prompts, 15.0 % its answers, 10.0 % other prompts"
+    assert cards(page(run))["KV cache in use"][1] == f"of 100 blocks a rank; 0 % of prompts found ({kinds})"
+
+
 def test_limits_of_requests_replace_the_queue_by_goodput() -> None:
     """One request of two has its first token within 120 ms."""
     text = page(handmade.two_requests(), SLO(ttft=0.12, e2el=2.0))

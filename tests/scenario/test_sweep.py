@@ -68,5 +68,7 @@ def test_the_knee_of_a_slower_server_is_that_of_a_slower_load_under_tighter_limi
 def test_what_a_sweep_varies_is_not_given() -> None:
     with pytest.raises(InputError, match="is what a sweep varies"):
         sweep(Scenario(load=Load(random_input_len=9, request_rate=3.0)))
+    with pytest.raises(InputError, match="lanes=4: sessions that wait"):
+        sweep(Scenario(load=Load(random_input_len=9, random_turns=2, lanes=4)))
     with pytest.raises(InputError, match="rates=0: must be numbers > 0"):
         sweep(BASE, (0.0,))

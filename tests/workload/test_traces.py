@@ -508,3 +508,21 @@ def test_aiperf_lines_are_turns_of_sessions(tmp_path: Path) -> None:
     assert workload.arrival[:2].tolist() == [0.0, 2.0]
     with pytest.raises(InputError, match="delay: counts from the line before"):
         load_trace(write(tmp_path, json.dumps(common | {"delay": 5}), "bad.jsonl"), "mooncake")
+
+
+def test_the_folder_of_a_proxy_is_a_load(tmp_path: Path) -> None:
+    """Requests stand in the order in which they ended."""
+    (tmp_path / "run.json").write_text('{"hash_block_size": 32}')
+    rows = [(2.5, 40, 3, [7]), (1.0, 50, 9, [7])]
+    names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
+    (tmp_path / "requests.jsonl").write_text(
+        "".join(json.dumps(dict(zip(names, row, strict=True)) | {"ttft_s": 0.1}) + "\n" for row in rows)
+    )
+    load = load_trace(tmp_path)
+    assert load.arrival.tolist() == [1.0, 2.5]
+    assert load.prompt_tokens.tolist() == [50, 40]
+    assert load.output_tokens.tolist() == [9, 3]
+    assert load.hash_block_size == 32
+    (tmp_path / "requests.jsonl").write_text('{"arrival_s": 1.0, "prompt_tokens": 5}\n')
+    with pytest.raises(InputError, match="row 1: output_tokens is missing"):
+        load_trace(tmp_path)

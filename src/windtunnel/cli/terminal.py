@@ -180,6 +180,28 @@ def cell(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
+def _reuse(reuse: Mapping[str, Any], lanes: int) -> list[tuple[str, str]]:
+    """How much of the prompts a prefix cache finds, by its memory."""
+    facts = list[tuple[str, str]]()
+    left = reuse["computed_per_prompt"]
+    facts.append(
+        (
+            "reuse",
+            f"{share(reuse['hit_rate'])} of prompt tokens are found by a prefix cache with endless memory; it "
+            f"computes {number(left['p50'])} tokens of a prompt (median; mean {number(left['mean'])})",
+        )
+    )
+    facts += [
+        ("", f"{share(row['hit_rate'])} with memory for {row['memory_tokens']:,} tokens")
+        for row in reuse["by_memory"]
+        if row["hit_tokens"] < reuse["hit_tokens"]
+    ]
+    if knee := reuse["knee_tokens"]:
+        each = f", {knee // lanes:,} for each of {lanes} sessions in play" if lanes else ""
+        facts.append(("knee", f"95 % of that is found with memory for {knee:,} tokens{each}"))
+    return facts
+
+
 def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
     """Requests, rate, burstiness and lengths of a workload, with histograms."""
     from windtunnel.workload.describe import PERCENTILES, histogram, text_histogram
@@ -211,20 +233,7 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
         facts.append(
             ("sharing", f"{share(summary['shared_blocks'])} of {summary['blocks']:,} prompt blocks were seen before")
         )
-    if reuse := summary.get("reuse"):
-        left = reuse["computed_per_prompt"]
-        facts.append(
-            (
-                "reuse",
-                f"{share(reuse['hit_rate'])} of prompt tokens are found by a prefix cache with endless memory; it "
-                f"computes {number(left['p50'])} tokens of a prompt (median; mean {number(left['mean'])})",
-            )
-        )
-        facts += [
-            ("", f"{share(row['hit_rate'])} with memory for {row['memory_tokens']:,} tokens")
-            for row in reuse["by_memory"]
-            if row["hit_tokens"] < reuse["hit_tokens"]
-        ]
+    facts += _reuse(summary["reuse"], workload.lanes) if summary.get("reuse") else []
     statistics = ("mean", "min", *(f"p{level}" for level in PERCENTILES), "max")
     lengths = [
         (name.replace("_", " "), *(cell(summary[name][column]) for column in statistics))

@@ -96,12 +96,14 @@ class RateClimb:
         return self.candidate.deployment, self.question.rate(step)
 
     def promise(self, step: int) -> float:
-        """Capacity per weight."""
+        """Capacity per weight; of lanes no bound is known: beyond the highest step more may hold."""
+        if self.question.in_lanes and step == self.high:
+            return math.inf
         return self.question.rate(step) / self.weight
 
     def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - the rate alone decides
         """Capacity per weight."""
-        return self.promise(step)
+        return self.question.rate(step) / self.weight
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,18 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
         card("Cost / M output tokens", money(million(used.cost_usd)), price),
         card("Energy / M output tokens", energy, power),
         card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
-        card("KV cache in use", percent(used.kv), f"{blocks}; {found} of prompts found"),
+        card("KV cache in use", percent(used.kv), f"{blocks}; {found} of prompts found{_reuse(summary)}"),
         card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _reuse(summary: Summary) -> str:
+    """What the tokens were that were found, where it is known what prompts share."""
+    found = sum(summary.reuse.values())
+    words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
+    parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ def sweep(scenario: Scenario, rates: Sequence[float] = ()) -> list[Point]:
     """
     if scenario.load.request_rate is not None or scenario.load.ramp_up_strategy is not None:
         raise InputError("request_rate: is what a sweep varies: give rates instead")
+    if scenario.load.lanes is not None:
+        raise InputError(f"lanes={scenario.load.lanes}: sessions that wait for places have no rate: use plan")
     for rate in rates:
         if not (math.isfinite(rate) and rate > 0):
             raise InputError(f"rates={rate:g}: must be numbers > 0")

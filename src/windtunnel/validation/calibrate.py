@@ -158,6 +158,8 @@ def _joint(cases: Sequence[_Case], best: Values, usual: ClientPath | None, slope
     slopes = [
         (_errors_of(cases, best | {name: best[name] + slope * STEPS[name]}, usual) - errors) / slope for name in HOST
     ]
+    if not all(np.isfinite(each).all() for each in (errors, *slopes)):
+        raise InputError("measured tokens came at once, without time between them: measure the server's own stream")
     found = np.linalg.lstsq(np.stack(slopes, axis=1), -errors, rcond=1e-6)[0]
     return {name: float(value) * STEPS[name] for name, value in zip(HOST, found, strict=True)}
 

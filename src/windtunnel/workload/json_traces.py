@@ -162,6 +162,20 @@ def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
     return lists
 
 
+def read_measured(data: bytes, head: Any) -> Columns:
+    """The load of a measured run, from its requests, in the order of their ends, and its run.json: what windtunnel
+    proxy writes."""
+    rows = read_lines(data)
+    order = np.argsort(column(rows, "arrival_s"), kind="stable")
+    rows = [rows[place] for place in order]
+    found: Columns = {"arrival": column(rows, "arrival_s")}
+    found |= {name: column(rows, name) for name in ("prompt_tokens", "output_tokens")}
+    if (blocks := block_lists(rows)) is not None:
+        size = head.get("hash_block_size", 16) if isinstance(head, Mapping) else 16
+        found |= {"hash_ids": blocks, "hash_block_size": int(size)}
+    return found
+
+
 def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | None = None) -> Columns:
     """A trace of one of TIMED_KINDS. AIPerf's lines may have ``session_id``, and ``delay`` (ms) after the session's
     line before, in place of a timestamp."""

@@ -21,6 +21,8 @@ from windtunnel.workload.synthetic import stream
 from windtunnel.workload.transforms import with_recorded_answers
 
 Columns = dict[str, Any]
+MEASURED = "requests.jsonl"
+"""In the folder of a measured run, as windtunnel proxy writes it."""
 GZIP = b"\x1f\x8b"
 
 CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[str, ...]]] = {
@@ -51,8 +53,8 @@ def load_trace(
 ) -> Workload:
     """Read a trace; ``format`` (one of FORMATS) is found from the content unless given. Files may be gzipped.
 
-    A folder holds agents' sessions, a file each. ``answers``: whether the next prompt of a session holds what the
-    server answered (live), or what was recorded, which no cache of answers ever has.
+    A folder holds a measured run, or agents' sessions, a file each. ``answers``: whether the next prompt of a session
+    holds what the server answered (live), or what was recorded, which no cache of answers ever has.
 
     ``columns`` says which columns of a CSV file, or keys of JSON lines, hold what: our name → the file's, e.g.
     ``{"arrival": "start_time", "prompt_tokens": "input", "output_tokens": "output"}``; others are left out.
@@ -108,7 +110,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
     if wanted is not None and wanted not in FORMATS:
         raise unknown("trace format", wanted, FORMATS)
     if path.is_dir():
-        return agent_traces.read_sessions(_folder(path), answers)
+        return _read_folder(path, answers)
     data = _bytes(path)
     if data[:4] == b"PAR1" or wanted == "parquet":
         return own_files.read_parquet(path)
@@ -122,6 +124,12 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
         return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
+
+
+def _read_folder(path: Path, answers: str) -> Columns:
+    if (path / MEASURED).is_file():
+        return json_traces.read_measured(_bytes(path / MEASURED), parse_json(_bytes(path / "run.json").decode()))
+    return agent_traces.read_sessions(_folder(path), answers)
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Any]]:

@@ -86,6 +86,11 @@ def test_turns_find_the_answer_too() -> None:
     assert found is not None
     assert found["hit_tokens"] == 1520
     assert found["computed_per_prompt"] == {"mean": 552.0, "p50": 552.0}
+    assert found["knee_tokens"] == MEMORIES[0]
+    few = summary_of_reuse(talk, (64, 1600))
+    assert few is not None and few["knee_tokens"] == 1600
+    less = summary_of_reuse(talk, (64,))
+    assert less is not None and less["knee_tokens"] is None
 
 
 @pytest.mark.parametrize("answers", ["recorded", "live"])

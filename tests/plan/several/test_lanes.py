@@ -89,6 +89,18 @@ def test_objectives_name_what_they_count() -> None:
     assert LeastForRate(40, Constraints(), of="lanes").name == "cost for 40 lanes"
 
 
+def test_no_candidate_is_ruled_out_by_the_most_lanes_that_are_tried() -> None:
+    deployment, tables = server(1, 0.1)
+    question = asked(sessions())
+    climb = RatePerDollar(True, "lanes").climb(
+        Candidate(0, {}, deployment), rate_bound(deployment, question, tables), question
+    )
+    assert climb is not None
+    assert (climb.promise(climb.high), climb.promise(climb.high - 1)) == (np.inf, climb.high - 1)
+    held = capacity(deployment, question, tables).held
+    assert held is not None and climb.score(climb.high, held) == climb.high
+
+
 def test_replicas_for_lanes_are_searched_from_one() -> None:
     """Ten lanes a replica: a request takes 0.1 s at best, so a hundred lanes that ask 1.2 times a second need 12 at
     least, if none waits; more are tried."""

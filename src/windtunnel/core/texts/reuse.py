@@ -25,6 +25,9 @@ BLOCK = 16
 MEMORIES = tuple(2**power for power in range(17, 25))
 """Tokens of memory for which the curve is shown, unless others are asked for."""
 
+KNEE = 0.95
+"""Share of what endless memory finds from which more memory helps little."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reuse:
@@ -61,17 +64,19 @@ def reuse(workload: Workload, memories: Sequence[int] = MEMORIES, block_size: in
 
 def summary_of_reuse(workload: Workload, memories: Sequence[int] = MEMORIES) -> dict[str, Any] | None:
     """The same as a JSON-able dictionary: tokens found, their share of all prompts' tokens, and tokens of a prompt that
-    are left to compute."""
+    are left to compute; ``knee_tokens``: the first of ``memories`` with which KNEE of them are found."""
     found = reuse(workload, memories)
     if found is None:
         return None
     total, left = int(workload.prompt_tokens.sum()), workload.prompt_tokens - found.hits
-    rows = zip(found.memories, found.hits_by_memory, strict=True)
+    rows = list(zip(found.memories, found.hits_by_memory, strict=True))
+    enough = [size for size, hits in rows if hits >= KNEE * int(found.hits.sum())]
     return {
         "block_size": BLOCK,
         "hit_tokens": int(found.hits.sum()),
         "hit_rate": int(found.hits.sum()) / total,
         "computed_per_prompt": {"mean": float(left.mean()), "p50": float(np.median(left))},
+        "knee_tokens": min(enough, default=None),
         "by_memory": [{"memory_tokens": size, "hit_tokens": hits, "hit_rate": hits / total} for size, hits in rows],
     }
 
