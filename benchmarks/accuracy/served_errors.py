@@ -80,13 +80,11 @@ def groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
             needed[one.server[:GROUP]] += needed_widths(one, rest)
     for members, others in without_own(points):
         needed[()] += [widths for one in readable(members) for widths in needed_widths(one, others)]
-    for key, shift in served_shift.shifts(parts).items():
-        found[key] = replace(found[key], shift=round(shift, 3))
     for key in found:
         if len(key) in (0, GROUP):
             enough = len(needed[key]) >= ENOUGH
             found[key] = replace(found[key], width=adjusted(np.array(needed[key])) if enough else (1.0, 1.0))
-    return found
+    return served_shift.shifted_groups(found)
 
 
 def without_own(points: Sequence[Measured]) -> Iterator[tuple[list[Measured], Groups]]:
@@ -205,7 +203,7 @@ def shifted(points: Sequence[Measured]) -> str:
     for division in range(DIVISIONS):
         one, other = halves(points, str(division))
         for half, rest in ((one, other), (other, one)):
-            known = served_shift.shifts(folds(half))
+            known = served_shift.shifted_groups(plain_groups(half))
             raw += [each.steps for each in readable(rest)]
             moved += [each.steps - served_shift.moved(each, known) for each in readable(rest)]
     before, after = (served_shift.error(logs) for logs in (raw, moved))

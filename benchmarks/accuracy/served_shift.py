@@ -1,64 +1,91 @@
-"""Shift: by how much the estimate of a group of servers moves to what was measured of them, and what that is worth.
+"""Shift: by how much the expected time per token of a group of servers moves to what was measured of them.
 
-A group is an (engine, family, device), or one model in one dtype on one device whose simulations are known to be off.
-Its shift is the median of log(measured ÷ simulated) of the time per token, drawn to zero as few loads know it; it is
-kept where it made the errors of loads smaller that it was not taken from (folds), by GAIN at least. First tokens do not
-move: their medians made things worse but for the very same server, which a calibration is for.
+A group is an (engine, family, device). Its shift is the median of log(measured ÷ simulated) of its time per token,
+drawn to zero as few loads know it. It is kept where it helps out of sample: each server (dtype, model, layout) is left
+out in turn, and the medians of those left out must come nearer by GAIN. First tokens do not move: their medians made
+things worse but for the very same server, which a calibration is for.
+
+``python -m benchmarks.accuracy.served_shift`` prints the groups of ``data/served_errors.toml`` with what this is worth.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.accuracy.points import SMALLEST, Measured, by, known_bad, readable
-from windtunnel.metrics.evidence import PRIOR
+from benchmarks.accuracy.points import Measured
+from windtunnel.metrics.evidence import KEYS, MIDDLE, PRIOR, Group, Groups, served_groups
 
-GROUP, ENOUGH = 3, 16
-"""Length of the key of a group, and points that it must have."""
+GROUP, SERVERS = 3, 3
+"""Length of the key of a group, and servers that it must have."""
 GAIN = 0.002
-"""By which the median |log| of points outside must fall: less is chance."""
+"""By which the median |log| of servers left out must fall: less is chance."""
 
 Key = tuple[str, ...]
 
 
-def drawn_median(points: Sequence[Measured]) -> float:
-    """The median of a group's steps, drawn to zero: loads count as n / (n + PRIOR)."""
-    loads = len({(one.setup, one.load) for one in points})
-    return float(np.median([one.steps for one in points])) * loads / (loads + PRIOR)
+def shrunk(groups: Sequence[Group]) -> float:
+    """The median of groups' medians, by their points, drawn to zero: loads count as n / (n + PRIOR)."""
+    loads = sum(one.loads for one in groups)
+    return weighted_median([one.steps[MIDDLE] for one in groups], groups) * loads / (loads + PRIOR)
 
 
-def grouped(points: Sequence[Measured]) -> dict[Key, list[Measured]]:
-    """The readable points of every group; what is known to be wrong is in no other."""
-    bad = known_bad(points)
-    sound = [one for one in readable(points) if one.server[:SMALLEST] not in bad]
-    found = by(sound, lambda one: one.server[:GROUP])
-    return {**found, **{key: readable(members) for key, members in bad.items()}}
+def weighted_median(values: Sequence[float], groups: Sequence[Group]) -> float:
+    """The median of values that count as often as their groups have points."""
+    return float(np.median(np.repeat(values, [one.points for one in groups])))
 
 
-def shifts(parts: Sequence[Sequence[Measured]]) -> dict[Key, float]:
-    """Group → shift, where that helps; ``parts``: folds that have no load of a server in common."""
-    points = [one for part in parts for one in part]
-    bad, found = set(known_bad(points)), {}
-    for key, members in grouped(points).items():
-        mine = [[one for one in part if one in set(members)] for part in parts]
-        before, after = [], []
-        for part in mine:
-            others = [one for other in mine if other is not part for one in other]
-            if part and others:
-                moved = drawn_median(others)
-                before += [abs(one.steps) for one in part]
-                after += [abs(one.steps - moved) for one in part]
-        helps = bool(before) and float(np.median(before)) - float(np.median(after)) >= GAIN
-        if helps and (len(members) >= ENOUGH or key in bad):
-            found[key] = drawn_median(members)
+def left_out(servers: Sequence[Group]) -> tuple[float, float]:
+    """Median |log| of servers as simulated, and with the shift of all others."""
+    raw = [abs(one.steps[MIDDLE]) for one in servers]
+    moved = [abs(one.steps[MIDDLE] - shrunk([other for other in servers if other is not one])) for one in servers]
+    return weighted_median(raw, servers), weighted_median(moved, servers)
+
+
+def servers_of(groups: Groups) -> dict[Key, list[Group]]:
+    """The servers of every group that has enough of them."""
+    found: dict[Key, list[Group]] = defaultdict(list)
+    for key, one in groups.items():
+        if len(key) == len(KEYS) and not one.known_bad and key[:GROUP] in groups:
+            found[key[:GROUP]].append(one)
+    return {key: servers for key, servers in found.items() if len(servers) >= SERVERS}
+
+
+def shifted_groups(groups: Groups) -> dict[Key, Group]:
+    """The groups with their shifts, where those help."""
+    found = {key: replace(one, shift=0.0) for key, one in groups.items()}
+    for key, servers in servers_of(groups).items():
+        before, after = left_out(servers)
+        if before - after >= GAIN:
+            found[key] = replace(found[key], shift=round(shrunk([groups[key]]), 3))
     return found
 
 
-def moved(one: Measured, known: dict[Key, float]) -> float:
+def moved(one: Measured, known: Groups) -> float:
     """The shift of a point's server."""
-    return known.get(one.server[:SMALLEST], known.get(one.server[:GROUP], 0.0))
+    group = known.get(one.server[:GROUP])
+    return group.shift if group else 0.0
 
 
 def error(logs: Sequence[float]) -> float:
     """Median of |simulated ÷ measured − 1|."""
     return float(np.median(np.abs(np.expm1(-np.array(logs)))))
+
+
+def main() -> None:
+    """Print the groups, and what the shift of the others is worth to a server that is left out."""
+    known = shifted_groups(served_groups())
+    raw, moved_, weights = [], [], []
+    for key, servers in sorted(servers_of(known).items()):
+        (before, after), shift = left_out(servers), known[key].shift
+        print(f"{', '.join(key)}: {len(servers)} servers, |log| {before:.3f}, left out {after:.3f}; shift {shift}")
+        raw.append(before)
+        moved_.append(after if shift else before)
+        weights.append(known[key])
+    before, after = (weighted_median(values, weights) for values in (raw, moved_))
+    print(f"all: {before:.3f}, {after:.3f} with the shifts that are kept")
+
+
+if __name__ == "__main__":
+    main()

@@ -91,7 +91,7 @@ class Group:
     known_bad: bool = False
     shift: float = 0.0
     """Log of the factor that brings simulated steps of its servers nearer to measured ones: the median of ``steps``,
-    drawn to zero as few loads know it; zero where that did not help for loads that it was not taken from."""
+    drawn to zero as few loads know it; zero where that did not help servers that it was not taken from."""
     key: tuple[str, ...] = ()
     """What its servers have in common: the first of KEYS."""
 
