@@ -234,7 +234,7 @@ def test_what_is_not_simulated_is_refused() -> None:
         (Sglang(), "SGLang's decode servers have no radix cache"),
         (VllmV0(), "role='decode': VllmV0 takes no requests from other replicas; use"),
         (Policy(preemption="swap", host_blocks=8), "decode pools do not swap"),
-        (VllmV1(pipeline_parallel_size=2), "decode pools run in one stage"),
+        (Sglang(radix_cache=False, pipeline_parallel_size=2), "only vLLM from 0.22 on decodes in several stages"),
     ):
         with pytest.raises(InputError, match=words):
             run(tandem(1.0, 1.0, policy=policy), demand, (0, 0), np.zeros((2, 2)), Crossing())

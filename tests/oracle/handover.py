@@ -1,6 +1,7 @@
 """Prefill and decode apart: a request leaves one replica with its first token, and joins another one with its KV."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappush
 from math import inf, isnan, nan
 from typing import Any, cast
@@ -112,6 +113,9 @@ class Disaggregated(Loop):
             [Reservation(cast(Receiver, scheduler), self.rules) for scheduler in cast(Group, group).schedulers]
             for group in self.groups[self.first_decode :]
         ]
+        for group, lanes in zip(self.groups[self.first_decode :], self.reservation, strict=True):
+            if isinstance(group, Pipeline):
+                group.before, group.after = partial(self._before, lanes), partial(self._after, lanes)
 
     def _announcer(self, kind: int) -> Any:
         return lambda time, request: heappush(self.events, (time, kind, request))
@@ -338,21 +342,16 @@ class Disaggregated(Loop):
             self._free_sent(who)
             super()._schedule(who, time)
             return
+        if isinstance(self.groups[who], Pipeline):
+            super()._schedule(who, time)
+            return
         group, lanes = cast(Group, self.groups[who]), self.reservation[who - self.first_decode]
         if len(group.in_flight) == group.depth:
             return
-        reserves_first = self.rules.transfer == "none" or self._gated
-        for lane in lanes:
-            if reserves_first:
-                self._give_memory(lane, time)
-            for request in lane.give_seats():
-                self.passages[request.id].joined = time
-                if self.rules.first_token == "relayed":
-                    request.last_token = time
+        self._before(lanes, time)
         batches, scheduled = group.decide(time)
-        if not (reserves_first or any(batch.preempted for batch in batches)):
-            for lane in lanes:
-                self._give_memory(lane, time)
+        if not any(batch.preempted for batch in batches):
+            self._after(lanes, time)
         if group.in_flight and who not in self.ending:
             self.ending.add(who)
             heappush(self.events, (self._first_end(group, lanes), BATCH_END, who))
@@ -360,6 +359,26 @@ class Disaggregated(Loop):
             self._wake(who, time)
         elif not group.in_flight and group.ask_again < inf:
             heappush(self.events, (group.ask_again, ASK_AGAIN, who))
+
+    @property
+    def _reserves_first(self) -> bool:
+        return self.rules.transfer == "none" or self._gated
+
+    def _before(self, lanes: list[Reservation], time: float) -> None:
+        """Before a decision: memory, by some rules, and seats."""
+        for lane in lanes:
+            if self._reserves_first:
+                self._give_memory(lane, time)
+            for request in lane.give_seats():
+                self.passages[request.id].joined = time
+                if self.rules.first_token == "relayed":
+                    request.last_token = time
+
+    def _after(self, lanes: list[Reservation], time: float) -> None:
+        """After a decision: memory, by the other rules."""
+        for lane in lanes:
+            if not self._reserves_first:
+                self._give_memory(lane, time)
 
     def _first_end(self, group: Group, lanes: list[Reservation]) -> float:
         """When a step ends after which something else may happen than another one like it."""

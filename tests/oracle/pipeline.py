@@ -53,6 +53,10 @@ class Pipeline:
 
     ask_again = inf
     """Nothing happens before an arrival when there is nothing to do; see Group."""
+    before: Callable[[float], None] | None = None
+    """What happens before each decision, of pools that take requests of others; ``after``: and after one, of which
+    none was preempted."""
+    after: Callable[[float], None] | None = None
 
     def __init__(self, scheduler: NumberedScheduler, policy: Settings, passage: PassageTime) -> None:
         self.schedulers: Sequence[NumberedScheduler] = [scheduler]
@@ -77,8 +81,13 @@ class Pipeline:
         """
         empty = 0
         while True:
-            if self.scheduler.num_waiting + self.scheduler.num_running > 0:
-                batch = self.scheduler.schedule(now)
+            if self.before:
+                self.before(now)
+            decides = self.scheduler.num_waiting + self.scheduler.num_running > 0
+            batch = self.scheduler.schedule(now) if decides else Batch()
+            if self.after and not batch.preempted:
+                self.after(now)
+            if decides:
                 self.in_flight.append(self._start(batch, now))
                 empty = 0 if batch.scheduled or batch.preempted else empty + 1
                 if empty > self.depth:

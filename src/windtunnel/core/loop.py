@@ -82,7 +82,7 @@ def step_one(state: State, hand: Any, stores: Any, pool: Pool, group: Group, sta
     if stores is not None:
         begin_decision(state, stores, group)
     if hand is not None and (stages is None or pool.role == DECODE):
-        return passage.step_and_stage(state, hand, stores, pool, group)
+        return passage.step_and_stage(state, hand, stores, pool, group, stages)
     if stores is not None:
         come(state, stores, pool, group)
     if hand is not None:

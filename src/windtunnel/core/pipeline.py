@@ -331,21 +331,39 @@ def step(
     release: Any,
     is_stuck: Any,
 ) -> int:
-    """Decide one step, and let the oldest end if no other one may be in flight beside it.
+    """Decide one step, and let the oldest end if no other one may be in flight beside it; see ``conclude``."""
+    decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
+    return conclude(state, pool, group, pipe, release, is_stuck)
+
+
+@part
+def decide_if_any(
+    state: State, pool: Pool, group: Group, pipe: Pipe, schedule: Any, discarded: Any, finish: Any
+) -> tuple[bool, bool]:
+    """Decide a step if any request is there; see ``decide``."""
+    lane = state.lanes[group.first_lane]
+    begin_boundary(group, state.lanes)
+    if lane.waiting + lane.ghosts + lane.running == 0:
+        return False, False
+    scheduled, preempted = decide(state, pool, group, lane, pipe, schedule, discarded, finish, True)
+    lane.empty = 0 if scheduled or preempted else lane.empty + 1
+    lane.flying += 1
+    return scheduled, preempted
+
+
+@part
+def conclude(state: State, pool: Pool, group: Group, pipe: Pipe, release: Any, is_stuck: Any) -> int:
+    """Let the oldest step end if no other one may be in flight beside it, or none is decided.
 
     IDLE if there is nothing to do until something arrives: no request is there, or as many empty steps as are in
     flight at most, and one more, followed each other.
     """
     lane = state.lanes[group.first_lane]
-    begin_boundary(group, state.lanes)
     if lane.waiting + lane.ghosts + lane.running == 0:
         if lane.flying == 0:
             return IDLE
         end_oldest(state, pool, group, lane, pipe, release)
         return STEPPED
-    scheduled, preempted = decide(state, pool, group, lane, pipe, schedule, discarded, finish, True)
-    lane.empty = 0 if scheduled or preempted else lane.empty + 1
-    lane.flying += 1
     if lane.empty > lane.depth or is_stuck(state, pool, group):
         lane.flying = lane.empty = 0
         return IDLE

@@ -233,6 +233,11 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
         if role == "decode":
             require_taking(policy)
+            if policy.pipeline_parallel_size > 1 and (fleet.failures or any(fleet.scaling)):
+                raise InputError(
+                    f"role='decode': pipeline_parallel_size={policy.pipeline_parallel_size}: pools that decode in "
+                    "several stages do not fail or scale; use tensor_parallel_size"
+                )
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
             raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
         if role == "decode" and isinstance(policy, Sglang) and rules.on_expiry == "recompute":
@@ -258,10 +263,10 @@ def require_taking(policy: Settings) -> None:
             f"role='decode': {type(policy).__name__} takes no requests from other replicas; use a scheduler of vLLM "
             "v1, SGLang, TensorRT-LLM or the unified loop"
         )
-    if policy.pipeline_parallel_size > 1:
+    if policy.pipeline_parallel_size > 1 and not (isinstance(policy, VllmV1) and policy.keeps_turns):
         raise InputError(
-            f"role='decode': pipeline_parallel_size={policy.pipeline_parallel_size}: decode pools run in one stage; "
-            "use tensor_parallel_size"
+            f"role='decode': pipeline_parallel_size={policy.pipeline_parallel_size}: only vLLM from 0.22 on decodes in "
+            "several stages for others; use tensor_parallel_size"
         )
     if isinstance(policy, Policy) and policy.preemption == "swap":
         raise InputError("role='decode': preemption='swap': decode pools do not swap to the host; use recompute")

@@ -33,7 +33,7 @@ from windtunnel.core.disaggregation.link import (
 from windtunnel.core.disaggregation.order import Order, wake
 from windtunnel.core.disaggregation.reservation import any_stirs, give_memory, give_seats
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over, transfer
-from windtunnel.core.log import end_holds, hold_until, write_hold
+from windtunnel.core.log import end_holds, forget_holds, hold_until, write_hold
 from windtunnel.core.queues import ask, put_ready, withdraw
 from windtunnel.core.records import (
     AT_DOOR,
@@ -62,8 +62,9 @@ from windtunnel.core.stores.waits import come
 
 
 @part
-def step_and_stage(state: State, transfers: Transfers, stores: Any, pool: Pool, group: Group) -> int:
-    """One step of a group of one stage; one that decodes gives memory and seats to requests of other lanes."""
+def step_and_stage(state: State, transfers: Transfers, stores: Any, pool: Pool, group: Group, stages: Any) -> int:
+    """One step of a group; one that decodes gives memory and seats to requests of other lanes. ``stages``: None where
+    no pool has several."""
     first, last, time, decodes = group.first_lane, group.first_lane + group.num_lanes, group.now, pool.role == DECODE
     for i in range(first, last if decodes else first):
         if transfers.rules[0].reserves_first:
@@ -75,7 +76,10 @@ def step_and_stage(state: State, transfers: Transfers, stores: Any, pool: Pool, 
     if decodes and not (transfers.rules[0].reserves_first or preempted):
         for i in range(first, last):
             give_memory(state, transfers, pool, i, time)
-    if scheduled:
+    if stages is not None and pool.stages > 1:
+        forget_holds(group, state.lanes)
+        done = conclude(state, pool, group, group.now)
+    elif scheduled:
         begins, waits = max(group.now, group.end), 0.0
         end_holds(state, pool, group, begins)
         for i in range(first, last):
@@ -107,7 +111,9 @@ def bound_decodes(state: State, pool: Pool, group: Group) -> None:
         return
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
-        if lane.asking_head != NONE or lane.ready_head != NONE:
+        if pool.stages > 1 and (lane.asking_head != NONE or lane.ready_head != NONE):
+            group.bound = group.now  # its slots' steps lie closer than those of one stage
+        elif lane.asking_head != NONE or lane.ready_head != NONE:
             steps = steps_with_memory(pool, lane)
             group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
 

@@ -382,7 +382,15 @@ def is_stuck(state: State, pool: Pool, group: Group) -> bool:
 @part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next step of every lane: (whether anything is scheduled, whether any request was preempted)."""
-    return steps.decide(state, pool, group, schedule)
+    return decide_through(state, pool, group, state.extra.pipe)
+
+
+@part
+def decide_through(state: State, pool: Pool, group: Group, pipe: Any) -> tuple[bool, bool]:
+    """That of one stage, or of a pipeline, through whose stages the step then passes."""
+    if pipe is None:
+        return steps.decide(state, pool, group, schedule)
+    return pipeline.decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
 
 
 @part
@@ -399,8 +407,16 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
 @part
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     """The step that was decided ends at ``end``; IDLE if the scheduler is stuck."""
-    done = steps.conclude(state, pool, group, end, launch, finish, release)
-    return IDLE if is_stuck(state, pool, group) else done
+    return conclude_through(state, pool, group, end, state.extra.pipe)
+
+
+@part
+def conclude_through(state: State, pool: Pool, group: Group, end: float, pipe: Any) -> int:
+    """That of one stage; of a pipeline the oldest step ends, where it has to."""
+    if pipe is None:
+        done = steps.conclude(state, pool, group, end, launch, finish, release)
+        return IDLE if is_stuck(state, pool, group) else done
+    return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
 @part
@@ -417,7 +433,15 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
 @part
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
-    return steps.pass_over(state, pool, group, preempted and not is_stuck(state, pool, group), skip)
+    return pass_over_through(state, pool, group, preempted, state.extra.pipe)
+
+
+@part
+def pass_over_through(state: State, pool: Pool, group: Group, preempted: bool, pipe: Any) -> int:
+    """That of one stage; of a pipeline the oldest step ends, where it has to."""
+    if pipe is None:
+        return steps.pass_over(state, pool, group, preempted and not is_stuck(state, pool, group), skip)
+    return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
 @part

@@ -2,7 +2,7 @@
 
 from windtunnel.core.blocks import blocks_of, give_back, offer
 from windtunnel.core.compiled import part
-from windtunnel.core.pipeline import count_turn
+from windtunnel.core.pipeline import count_turn, num_stages
 from windtunnel.core.records import NONE, Lane, Pool, State
 from windtunnel.core.schedulers.vllm_passes import sit_last
 from windtunnel.core.seats import ends_at, skip_decodes
@@ -61,7 +61,8 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     if lane.held != lane.clock:
         lane.held_from = lane.top
     seat = sit_last(lane, seats, r)
-    ends = lane.clock + request.output - request.generated
+    left = request.output - request.generated
+    ends = lane.clock + 1 + (left - 1) * num_stages(pool, state.extra.pipe)
     ends_at(lane, seats, seat, ends)
     count_turn(pool, lane, seats, state.extra.pipe, ends, context, 1)
     skip_decodes(lane, seats)

@@ -66,6 +66,8 @@ class Request:
     """Known tokens when it was last admitted: below that it catches up, from there on it decodes."""
     resumed: bool = False
     """Admitted again after a preemption or a hand-over, and no token received since."""
+    joined: bool = False
+    """It has come from another replica with its KV, and received no token since."""
     holds: bool = False
     """Its blocks stay when it has ended, until another replica has what is in them."""
     finished: bool = False
@@ -119,7 +121,7 @@ class Request:
         self.retries += 1
         self.num_computed_tokens = self.num_output_placeholders = self.num_blocks = self.next_decode_step = 0
         self.num_in_flight_tokens = self.num_stale_tokens = 0
-        self.resumed = self.holds = self.ahead = False
+        self.resumed = self.joined = self.holds = self.ahead = False
         if keeps_tokens and self.generated:
             self.preemptions += 1
         elif not keeps_tokens:

@@ -334,7 +334,7 @@ class Scheduler:
             request.num_output_placeholders = max(request.num_output_placeholders - (drafts - right), 0)
             known = request.generated
             if self.policy.pipeline_parallel_size > 1:  # it may have been admitted again since
-                request.resumed = not decodes
+                request.resumed, request.joined = not decodes or request.joined, False
             while request.generated <= known + right and not request.finished:
                 request.receive_token(time)
             batch.sampled[request] = request.generated - known
@@ -378,7 +378,7 @@ class Scheduler:
 
     def join(self, request: Request) -> None:
         """See oracle.reservation."""
-        request.resumed = True
+        request.resumed = request.joined = True
         self.running.append(request)
         self.blocks.offer(request, request.num_computed_tokens)
 
