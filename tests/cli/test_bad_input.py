@@ -76,7 +76,7 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("run", "--goodput", "tbt:5"), "unknown goodput metric"),
         (("run", "--slo", "ttft=0.3"), "ttft_p99=0.3"),
         (("run", "-tp", "3"), "64 heads"),
-        (("run", "-tp", "16"), "tensor_parallel_size=16"),
+        (("run", "-tp", "12"), "tensor_parallel_size=12"),
         (("run", "--scheduling-policy", "lifo"), "unknown scheduling_policy"),
         (("run", "--gpu-memory-utilization", "1.5"), "gpu_memory_utilization=1.5"),
         (("run", "meta-llama/Llama-3.1-70B"), "tensor_parallel_size"),

@@ -113,12 +113,12 @@ def convert(
     if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
         raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
     require_writable("target", target)
+    names = Load(trace=source, columns=columns).names_of_columns()
     if source in builtin_names():
         if trace_format is not None:
             raise InputError(f"format={trace_format!r}: is of a file, and {source!r} is built in: leave it out")
         workload = builtin(source, request_rate=request_rate)
     else:
-        names = Load(trace=source, columns=columns).names_of_columns()
         drawn = None if request_rate is None else Load(request_rate=request_rate).arrivals()
         rules: dict[str, Any] = {"arrivals": drawn, "sort": sort, "drop_empty": drop_empty, "answers": answers}
         workload = load_trace(source, trace_format, columns=names, **rules)

@@ -1,4 +1,4 @@
-"""Handed over: of prefill and decode apart, the parts of the time to first token, and what goes over the link."""
+"""Handed over: the parts of the time to first token of disaggregated pools, and what goes over the link."""
 
 from collections.abc import Mapping
 from dataclasses import fields

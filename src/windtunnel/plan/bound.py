@@ -11,7 +11,7 @@ J ≥ (decode steps of the q of requests with the fewest) · b / (L − base): t
 tokens gives the same with q of all decode steps. Then time per request ≥ base·J + b·W + e·S + s·N, the largest over
 the lines, and a replica serves at most ranks · stages / time. This is the bound of docs/plan.md.
 
-With prefill and decode apart, a prefill pool computes prompts and nothing else and a decode pool everything else, so
+With separate pools, a prefill pool computes prompts and nothing else and a decode pool everything else, so
 the rate is at most what either side can do, and the time to first token is at least the prefill's.
 """
 

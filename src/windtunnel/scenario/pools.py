@@ -1,4 +1,4 @@
-"""Pools: prefill and decode apart, or unlike servers behind one router, in the words of a run."""
+"""Pools: separate prefill and decode, or unlike servers behind one router, in the words of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

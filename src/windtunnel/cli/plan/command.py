@@ -340,7 +340,7 @@ def _spaces(
 
 
 def verdict_of(answers: "Sequence[SearchResult]", load: Load, wanted: Wanted) -> "Verdict":
-    """Whether prefill and decode apart are better than mixed servers, which were searched in this order."""
+    """Whether separate prefill and decode pools are better than mixed servers, which were searched in this order."""
     from windtunnel.plan.disaggregation.together import separate_or_together
 
     together, separate = answers

@@ -1,1 +1,1 @@
-"""Prefill and decode apart: what may be deployed, DistServe's placement, and whether it beats servers that do both."""
+"""Disaggregated prefill and decode: what may be deployed, DistServe's placement, and whether it pays."""

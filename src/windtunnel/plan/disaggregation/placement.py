@@ -1,4 +1,4 @@
-"""Placement: DistServe's two algorithms, which lay out prefill and decode apart for the most goodput per GPU.
+"""Placement: DistServe's two algorithms, which lay out separate prefill and decode pools for the most goodput per GPU.
 
 Yinmin Zhong et al., DistServe, OSDI 2024 (arXiv 2401.09670), algorithms 1 and 2. They ask an oracle for the goodput of
 a layout: a simulation, a measurement, or a formula. The first takes it that KV reaches any GPU fast, so that each side

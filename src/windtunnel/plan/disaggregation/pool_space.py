@@ -16,7 +16,7 @@ RATIO = 4
 
 @dataclass(frozen=True, eq=False)
 class PoolSpace:
-    """Prefill and decode apart: the product of both sides' axes and of the ratios of their replicas.
+    """Disaggregated prefill and decode: the product of both sides' axes and of the ratios of their replicas.
 
     Ratios are in lowest terms. Where the objective finds the number of replicas, every pair of numbers is a multiple of
     one of them; where it does not, a deployment and twice it serve as much per GPU, but for what more of them even out.

@@ -1,4 +1,4 @@
-"""Separate or together: whether prefill and decode apart beat servers that do both, by how much, and what binds."""
+"""Separate or together: whether separate pools beat servers that do both, by how much, and what binds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def separate(self) -> bool:
-        """Whether prefill and decode apart are better."""
+        """Whether separate pools are better."""
         return self.ratio > 1
 
     @property

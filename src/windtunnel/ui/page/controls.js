@@ -81,7 +81,7 @@ const simple = (role) => !Array.isArray(state.words[role]) || state.words[role].
 
 function pools() {
   const apart = POOLS.some((role) => role in state.words);
-  const choice = list("Pools", apart ? "apart" : "one", [["one", "prefill and decode together"], ["apart", "prefill and decode apart"]], (chosen) =>
+  const choice = list("Pools", apart ? "apart" : "one", [["one", "prefill and decode together"], ["apart", "separate prefill and decode"]], (chosen) =>
     change(chosen === "apart" ? { prefill: "replicas=1", decode: "replicas=1", replicas: null } : { prefill: null, decode: null, link: null, handover: null, decode_router: null }, { redraw: true }));
   if (!apart) return [choice, stops("replicas", "Replicas", offered.stops.replicas, { usual: 1 })];
   const sides = POOLS.filter((role) => role in state.words && simple(role)).flatMap((role) => {
