@@ -379,6 +379,8 @@ def test_an_origin_is_told_where_it_is_not_the_beginning(tmp_path: Path) -> None
     late = load_trace(write(tmp_path, VIDUR + "10.5,1,1\n12,2,1\n"))
     assert late.notes == ("times count from the first request, 10.5 s into the trace",)
     assert late.arrival.tolist() == [0.0, 1.5]
+    dated = load_trace(write(tmp_path, VIDUR + "1700000000,1,1\n1700000002,2,1\n"))
+    assert dated.notes == ("times count from the first request, of 2023-11-14 22:13 UTC",)
 
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

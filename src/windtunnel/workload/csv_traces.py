@@ -11,13 +11,16 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.workload.rules import Floats, Integers, first
+
+EPOCH = 1e9
+"""Seconds since 1970 from which on a time is taken for a date: 2001."""
 
 Table = dict[str, list[bytes]]
 """Cells by column name, in the file's order; one cell per row."""
@@ -252,5 +255,9 @@ def from_start(arrival: Floats, notes: list[str]) -> Columns:
     """Times and their origin, the first request, from which `load_trace` counts; a note says so where that matters."""
     origin = float(arrival.min())
     if origin > 0:
-        notes.append(f"times count from the first request, {origin:g} s into the trace")
+        dated = EPOCH < origin < 10 * EPOCH
+        when = (
+            f"of {datetime.fromtimestamp(origin, UTC):%Y-%m-%d %H:%M} UTC" if dated else f"{origin:g} s into the trace"
+        )
+        notes.append(f"times count from the first request, {when}")
     return {"arrival": arrival, "origin": origin}
