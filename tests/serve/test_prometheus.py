@@ -111,7 +111,7 @@ def test_a_real_prometheus_answers_what_the_board_asks(tmp_path: Path) -> None:
 def rule() -> tuple[str, float, int]:
     """Metric, target per replica and most replicas of the autoscaler that the manifests have."""
     documents = [one for path in DEPLOY.rglob("*.yaml") for one in yaml.safe_load_all(path.read_text()) if one]
-    spec = next(one["spec"] for one in documents if one["kind"] == "HorizontalPodAutoscaler")
+    spec = next(one["spec"] for one in documents if one.get("kind") == "HorizontalPodAutoscaler")
     metric = spec["metrics"][0]["pods"]
     return metric["metric"]["name"], float(metric["target"]["averageValue"]), int(spec["maxReplicas"])
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
-from windtunnel.cli.tables import FORM
+from windtunnel.cli.tables import FORM, FORMS
 from windtunnel.errors import InputError
 
 NAMED = frozenset(("serve", "proxy"))
@@ -55,7 +55,8 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
             if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
-    FORM.set(given.get("--format", "text"))
+    form = given.get("--format", "text")
+    FORM.set(form if form in FORMS else "text")
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
     values |= _pasted(commands, arguments, given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
 from windtunnel.cli.pasted import Tried, show_pasted
 from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
@@ -52,7 +52,6 @@ def run(
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
-    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Simulate a deployment under a load.
@@ -215,7 +214,6 @@ def report(
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
-    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Show a run again, or write it in another form.

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 FORM: ContextVar[str] = ContextVar("form", default="text")
-"""The form in which tables are printed: text for a terminal, md for Markdown, csv."""
+"""The form in which tables are printed: text for a terminal, or one of FORMS."""
+FORMS = ("md", "csv")
+"""Markdown, and comma-separated values."""
 GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 

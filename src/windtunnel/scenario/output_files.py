@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from windtunnel.simulate.run import Run
 
 
-Format = Literal["scripts", "docker", "systemd", "kubernetes", "leaderworkerset", "llm-d", "kserve", "dynamo"]
-"""What files that start a deployment may be."""
+Format = Literal[
+    "text", "md", "csv", "scripts", "docker", "systemd", "kubernetes", "leaderworkerset", "llm-d", "kserve", "dynamo"
+]
+"""How results are printed, or what files that start a deployment are."""
+PRINTED = ("text", "md", "csv")
+"""Those of the screen; files are then scripts."""
 FOLDERS = ("launch", "planner_profile")
 """Outputs that are several files in a folder."""
 
@@ -34,8 +38,9 @@ class Outputs:
     """Metrics by vLLM's names, in Prometheus' text format."""
     launch: Path | None = None
     """Folder for the files that start the deployment and the router before it."""
-    format: Format = "scripts"
-    """What the files of --launch are: shell scripts for nodes, Compose files, units, or manifests of a cluster."""
+    format: Format = "text"
+    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
+    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
     planner_profile: Path | None = None
     """Folder for the profile that Dynamo's planner reads: times of prompts and of decode steps."""
 
@@ -52,7 +57,7 @@ class Outputs:
 
         for name, path in self.wanted().items():
             if name == "launch":
-                write_launch(path, run, self.format)
+                write_launch(path, run, launched(self.format))
             elif name in FOLDERS:
                 WRITERS[name](path, run)
             else:
@@ -66,8 +71,13 @@ class Outputs:
 
 def require_launch(folder: Path | None, kind: Format) -> None:
     """Raise InputError for a format of files that are not written."""
-    if folder is None and kind != "scripts":
+    if folder is None and kind not in PRINTED:
         raise InputError(f"format={kind}: is of the files of --launch: add --launch FOLDER")
+
+
+def launched(kind: Format) -> str:
+    """What the files of --launch are."""
+    return "scripts" if kind in PRINTED else kind
 
 
 def check_directory(directory: Path | None) -> None:

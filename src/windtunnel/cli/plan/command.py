@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
 from windtunnel.cli.plan.disaggregation import POOLS, Disaggregation
 from windtunnel.cli.plan.flags import (
     ALONE,
@@ -33,7 +33,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
 from windtunnel.scenario.load_flags import require_seeds
-from windtunnel.scenario.output_files import Format, require_launch
+from windtunnel.scenario.output_files import Format, launched, require_launch
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Deployment
@@ -164,8 +164,9 @@ class Kept:
     """JSON file that says of every configuration by which rule it cannot be better, to be checked without a search."""
     launch: Path | None = None
     """Folder for the files that start the winner, and the router before it."""
-    format: Format = "scripts"
-    """What the files of --launch are: shell scripts for nodes, Compose files, units, or manifests of a cluster."""
+    format: Format = "text"
+    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
+    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
 
     def write(
         self,
@@ -191,7 +192,7 @@ class Kept:
             devices = [pool.device for pool in advice.deployment.pools]
             nodes = [Node(device.name, device.vendor, device.gpus_per_node) for device in devices]
             bought = purchase_of(answer.objective).bought(advice.deployment)
-            write_manifests(self.launch, bought.spec(), nodes, self.format)
+            write_manifests(self.launch, bought.spec(), nodes, launched(self.format))
 
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
@@ -236,7 +237,6 @@ def plan(
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
     as_json: Json = False,
-    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.

@@ -111,9 +111,7 @@ def bound_decodes(state: State, pool: Pool, group: Group) -> None:
         return
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
-        if pool.stages > 1 and (lane.asking_head != NONE or lane.ready_head != NONE):
-            group.bound = group.now  # its slots' steps lie closer than those of one stage
-        elif lane.asking_head != NONE or lane.ready_head != NONE:
+        if lane.asking_head != NONE or lane.ready_head != NONE:
             steps = steps_with_memory(pool, lane)
             group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
 

@@ -380,6 +380,12 @@ def is_stuck(state: State, pool: Pool, group: Group) -> bool:
 
 
 @part
+def decide_alone(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
+    """``decide`` of one stage."""
+    return steps.decide(state, pool, group, schedule)
+
+
+@part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next step of every lane: (whether anything is scheduled, whether any request was preempted)."""
     return decide_through(state, pool, group, state.extra.pipe)
@@ -389,7 +395,7 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
 def decide_through(state: State, pool: Pool, group: Group, pipe: Any) -> tuple[bool, bool]:
     """That of one stage, or of a pipeline, through whose stages the step then passes."""
     if pipe is None:
-        return steps.decide(state, pool, group, schedule)
+        return decide_alone(state, pool, group)
     return pipeline.decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
 
 
@@ -405,6 +411,13 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
 
 
 @part
+def conclude_alone(state: State, pool: Pool, group: Group, end: float) -> int:
+    """``conclude`` of one stage."""
+    done = steps.conclude(state, pool, group, end, launch, finish, release)
+    return IDLE if is_stuck(state, pool, group) else done
+
+
+@part
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     """The step that was decided ends at ``end``; IDLE if the scheduler is stuck."""
     return conclude_through(state, pool, group, end, state.extra.pipe)
@@ -414,8 +427,7 @@ def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
 def conclude_through(state: State, pool: Pool, group: Group, end: float, pipe: Any) -> int:
     """That of one stage; of a pipeline the oldest step ends, where it has to."""
     if pipe is None:
-        done = steps.conclude(state, pool, group, end, launch, finish, release)
-        return IDLE if is_stuck(state, pool, group) else done
+        return conclude_alone(state, pool, group, end)
     return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
@@ -431,6 +443,12 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
 
 
 @part
+def pass_over_alone(state: State, pool: Pool, group: Group, preempted: bool) -> int:
+    """``pass_over`` of one stage."""
+    return steps.pass_over(state, pool, group, preempted and not is_stuck(state, pool, group), skip)
+
+
+@part
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
     return pass_over_through(state, pool, group, preempted, state.extra.pipe)
@@ -440,7 +458,7 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 def pass_over_through(state: State, pool: Pool, group: Group, preempted: bool, pipe: Any) -> int:
     """That of one stage; of a pipeline the oldest step ends, where it has to."""
     if pipe is None:
-        return steps.pass_over(state, pool, group, preempted and not is_stuck(state, pool, group), skip)
+        return pass_over_alone(state, pool, group, preempted)
     return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
@@ -454,7 +472,7 @@ def step(state: State, pool: Pool, group: Group) -> int:
 def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     """A step of one stage, or of all stages of a pipeline."""
     if pipe is None:
-        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+        return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, nothing)
     return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
