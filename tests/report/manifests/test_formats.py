@@ -11,7 +11,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.report.manifests.formats import FORMATS
 from windtunnel.report.serve_line import serve_line
-from windtunnel.scenario.output_files import Format
+from windtunnel.scenario.output_files import PRINTED, Format
 
 FLEETS = {
     "mixed": mixed(),
@@ -29,7 +29,7 @@ def files(deployment: Deployment, kind: str) -> dict[str, str]:
 
 
 def test_the_command_line_knows_them_all() -> None:
-    assert set(get_args(Format)) == set(FORMATS)
+    assert set(get_args(Format)) == {*FORMATS, *PRINTED}
 
 
 @pytest.mark.parametrize("kind", [each for each in FORMATS if each not in ("dynamo", "kserve")])
