@@ -100,7 +100,7 @@ def prefill_time(pool: Pool, floats: Array, integers: Array, tokens: int, contex
 
 @part
 def tokens_of(pool: Pool, lane: Lane, width: int) -> int:
-    """Tokens of the lane's batch, so many of each decode."""
+    """Tokens of the lane's batch, the same number for each decode."""
     return min(lane.step_decodes * width + lane.chunk_tokens, pool.most_tokens)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, State, attributes, records
 from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, top_of
 
 NO_KEY = -(1 << 62)
@@ -493,3 +493,11 @@ def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int)
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
         push(cache.items, lane, keyed_item(pool, lane, cache, owner, k))
     lane.free = lane.queued
+
+
+@part
+def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
+    request = state.requests[r]
+    offered = min(request.context, request.prompt + request.output - 1)
+    give_back(pool, lane, state.extra.cache, r, request.context, offered, False)

@@ -201,8 +201,8 @@ def _subject(function: Callable[..., Any], signature: Any) -> str:
     the entry."""
     state = signature[0]
     if "extra" not in getattr(state, "fields", ()):
-        ours, _, rest = function.__module__.partition("windtunnel.")
-        return function.__name__ if ours or not rest else f"windtunnel.{rest.split('.')[0]}"
+        package = function.__module__.split(".")[:2]
+        return ".".join(package) if package[0] == "windtunnel" else function.__name__
     extra = state.types[state.fields.index("extra")]
     kinds: Any = [extra] if isinstance(extra, types.BaseNamedTuple) else extra.types
     names = list(dict.fromkeys(kind.instance_class.__module__.rsplit(".", 1)[-1] for kind in kinds))

@@ -331,7 +331,7 @@ def step(
     release: Any,
     is_stuck: Any,
 ) -> int:
-    """Decide one step, and let the oldest end if no other one may be in flight beside it; see ``conclude``."""
+    """Decide one step, and end the oldest one if the pipeline is full; see ``conclude``."""
     decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
     return conclude(state, pool, group, pipe, release, is_stuck)
 
@@ -353,7 +353,7 @@ def decide_if_any(
 
 @part
 def conclude(state: State, pool: Pool, group: Group, pipe: Pipe, release: Any, is_stuck: Any) -> int:
-    """Let the oldest step end if no other one may be in flight beside it, or none is decided.
+    """End the oldest step if the pipeline is full, or if no step was decided.
 
     IDLE if there is nothing to do until something arrives: no request is there, or as many empty steps as are in
     flight at most, and one more, followed each other.

@@ -122,7 +122,7 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
     cards = []
     for name, label in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "End to end")):
         middle, tail = summary.latencies[name].percentiles((50, 99)).tolist()
-        there = f" ({band} on a real server)" if (band := _band(bands, TITLES[name])) else ""
+        there = f" ({band} on a real server)" if (band := _band(bands, name)) else ""
         cards.append(card(f"{label}, median", seconds(middle), f"p99 {seconds(tail)}{there}"))
     rate = f"{number(summary.request_throughput)} requests/s"
     cards.append(card("Output tokens per second", number(summary.output_throughput), rate))
@@ -166,11 +166,11 @@ def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
     words = bands.get("words", {})
     columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max"]
     rows = []
-    named = {text: summary.latencies[name] for name, text in TITLES.items()}
-    named |= {f"of TTFT: {name}": values for name, values in summary.ttft_parts.items()}
-    for text, values in named.items():
+    named = [(text, summary.latencies[name], _band(bands, name)) for name, text in TITLES.items()]
+    named += [(f"of TTFT: {name}", values, "") for name, values in summary.ttft_parts.items()]
+    for text, values, band in named:
         shown = [*map(seconds, values.statistics().values()), seconds(values.max)]
-        rows.append([text, *shown, *([_band(bands, text) or "–"] if words else [])])
+        rows.append([text, *shown, *([band or "–"] if words else [])])
     if not words:
         return f'<div class="panel">{table(columns, rows)}</div>'
     meaning = table((), list(words.items()), "list")
@@ -194,9 +194,8 @@ def _known_bad(manifest: Mapping[str, Any]) -> list[str]:
     return [text] if text else []
 
 
-def _band(bands: Mapping[str, Any], text: str) -> str:
-    """Between which values a server's 99th percentile lies, where that is known."""
-    name = next((name for name, one in TITLES.items() if one == text), "")
+def _band(bands: Mapping[str, Any], name: str) -> str:
+    """Between which values a server's 99th percentile of a latency lies, where that is known."""
     ends = bands.get(name, {}).get("p99")
     if not ends or ends[0] is None:
         return ""

@@ -16,7 +16,7 @@ from windtunnel.simulate.simulate import batch_times, simulate
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Rates by default, as shares of what is served when all requests are there at once."""
-SERVED = 0.9
+SETTLED = 0.9
 """Share of the rate that a settled load serves at least, where the queue does not grow."""
 PROMPTS, SECONDS = 1000, 60
 """Requests at a rate where their number is free: this many, or those that arrive in this many seconds."""
@@ -79,5 +79,5 @@ def _run(scenario: Scenario, rate: float, tables: Sequence[Tabulated]) -> Point:
         there = summary(run, limits, exclude_warmup=True, steps=steps) if slo else result
         ends.append((rate / slower, keeps_up(there)))
     served, kept = steady_rate(run.requests), keeps_up(result)
-    unsettled = kept and served < SERVED * rate
+    unsettled = kept and served < SETTLED * rate
     return Point(rate, result, kept, tuple(ends), served, too_short(run.requests, always=unsettled))

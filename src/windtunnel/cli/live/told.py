@@ -27,7 +27,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Where findings go besides the screen."""
+    """Where results are written, besides the screen."""
 
     metrics: Path | None = None
     """File in Prometheus' text format, for node exporter's textfile collector: whether the plan holds, replicas that

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, forget_requests, give_back, offer, prefix_cache, stand_for
+from windtunnel.core.blocks import CACHE_OF_LANE, forget_requests, give_back, let_go, offer, prefix_cache, stand_for
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
@@ -32,7 +32,7 @@ from windtunnel.core.pipeline import (
 )
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
-from windtunnel.core.schedulers.vllm_disaggregation import join, let_go, may_stage, occupied, stage, unstage
+from windtunnel.core.schedulers.vllm_disaggregation import join, may_stage, occupied, stage, unstage
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval
 from windtunnel.core.seats import (
     EMPTY,

@@ -10,14 +10,6 @@ from windtunnel.core.stores.waits import has_beside, note_joined, note_staged, n
 
 
 @part
-def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
-    request = state.requests[r]
-    offered = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.extra.cache, r, request.context, offered, False)
-
-
-@part
 def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
     """Requests that run."""
     return int(state.lanes[i].running)

@@ -245,7 +245,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
 
 @part
 def missing_blocks(pool: Pool, drafts: Any, request: Request, context: int, tokens: int) -> int:
-    """Blocks that a running request needs for so many tokens more."""
+    """New blocks that a running request needs for this many more tokens."""
     if drafts is None:
         return blocks_of(pool, context + tokens) - blocks_of(pool, context)
     if context + tokens + pool.lookahead <= request.blocks * pool.block_size:  # a division takes longer

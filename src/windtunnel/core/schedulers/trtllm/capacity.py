@@ -229,14 +229,6 @@ def pause(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: 
 
 
 @part
-def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left."""
-    request = state.requests[r]
-    computed = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.extra.cache, r, request.context, computed, False)
-
-
-@part
 def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
     """Requests that have a seat."""
     return int(state.lanes[i].active)

@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, forget_requests, give_back, offer, prefix_cache, take
+from windtunnel.core.blocks import (
+    CACHE_OF_LANE,
+    blocks_of,
+    find,
+    forget_requests,
+    give_back,
+    let_go,
+    offer,
+    prefix_cache,
+    take,
+)
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
@@ -30,7 +40,6 @@ from windtunnel.core.schedulers.trtllm.capacity import (
     fit_to_the_end,
     join,
     known,
-    let_go,
     may_stage,
     occupied,
     pause,

@@ -1,4 +1,4 @@
-"""LoRA adapters of the running requests, of which an engine may hold only so many (``max_loras``).
+"""LoRA adapters of the running requests; an engine holds at most ``max_loras`` of them.
 
 Where no pool limits them ``adapters`` is None, and what asks for it vanishes when it is compiled.
 """

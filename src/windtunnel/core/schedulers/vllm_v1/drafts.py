@@ -34,7 +34,7 @@ POOL_FIELDS: Fields = [*vllm.POOL_FIELDS, *OF_DRAFTS, ("wait_for_output", np.int
 LANE_FIELDS: Fields = [  # its own first: numba takes a record for a kind of any other that it begins with
     ("decoded", np.float64),  # when the latest step with decodes ends
     ("flight", np.int64),  # where the next step is written down
-    ("pads", np.int64),  # whoever only decodes is admitted with drafts
+    ("pads", np.int64),  # a request that only decodes is admitted with drafts
     *vllm.LANE_FIELDS,
 ]
 
