@@ -7,7 +7,7 @@ import pytest
 from rich.text import Text
 
 from windtunnel.cli import DONE, WRONG, main
-from windtunnel.cli.tables import comma_separated, markdown
+from windtunnel.cli.tables import FORM, comma_separated, markdown
 from windtunnel.cli.terminal import facts_grid, table
 
 PARTS = (
@@ -62,3 +62,18 @@ def test_a_form_holds_for_one_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert "| first" not in capsys.readouterr().out
     assert main([*RUN, "--format", "html"]) == WRONG
     assert "md" in capsys.readouterr().err
+
+
+def test_a_long_fact_stays_one_text_in_markdown_and_is_wrapped_on_a_terminal() -> None:
+    words = " ".join(["word"] * 40)
+    told = FORM.set("md")
+    try:
+        assert markdown([facts_grid([("name", words)])]) == f"- **name**: {words}\n"
+    finally:
+        FORM.reset(told)
+    assert ";" in markdown([facts_grid([("name", words)])])
+
+
+def test_the_head_of_a_column_is_one_line_of_a_spreadsheet() -> None:
+    whole = table(["TTFT\nms"], [["1"]])
+    assert comma_separated([whole]) == "TTFT ms\n1\n"

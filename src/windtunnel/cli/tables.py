@@ -43,7 +43,7 @@ def comma_separated(parts: "Sequence[Table | Text | str]") -> str:
             page = io.StringIO()
             written = csv.writer(page, lineterminator="\n")
             if part.show_header:
-                written.writerow(str(column.header) for column in part.columns)
+                written.writerow(" ".join(str(column.header).split()) for column in part.columns)
             written.writerows([_bare(cell.strip()) for cell in row] for row in _rows(part))
             texts.append(page.getvalue())
     return "\n".join(texts)

@@ -64,18 +64,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names and what there is to say about them, line by line, wrapped at ``LINE`` columns."""
+    """Names and what there is to say about them, line by line; on a terminal wrapped at ``LINE`` columns."""
     grid, pairs = Table.grid(padding=(0, 2)), list(facts)
     left = LINE - 2 - max((len(name) for name, _ in pairs), default=0)
     for name, text in pairs:
-        lines = [fill(line, left, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+        lines = [filled(line, left) for line in text.split("\n")]
         grid.add_row(Text(name, style="bold"), Text("\n".join(lines)))
     return grid
 
 
 def wrapped(text: str) -> str:
     """A sentence on as many lines of ``LINE`` columns as it takes."""
-    return fill(text, LINE, break_long_words=False, break_on_hyphens=False)
+    return filled(text, LINE)
+
+
+def filled(text: str, width: int) -> str:
+    """Text wrapped at this many columns; Markdown and CSV keep it on one line."""
+    return fill(text, width, break_long_words=False, break_on_hyphens=False) if FORM.get() == "text" else text
 
 
 def show(*parts: Table | Text | str) -> None:
