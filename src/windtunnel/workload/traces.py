@@ -197,7 +197,7 @@ def _bytes(path: Path) -> bytes:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"is compressed, and cannot be unpacked: {error}") from None
     if not data[:4096].strip() and not data.strip():
-        raise InputError("is empty")
+        raise InputError("is empty: give a file with a request a line, or a name of windtunnel list traces")
     return data
 
 
