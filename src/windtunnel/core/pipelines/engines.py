@@ -67,7 +67,7 @@ def next_to_end(group: Group, lanes: Array, pipe: Pipe) -> int:
             best = k
             continue
         mine, other = pipe.ends[lane.first_flight + k], pipe.ends[lane.first_flight + best]
-        if mine < other or (mine == other and lane.decided < lanes[first + best].decided):
+        if mine < other or (mine == other and lane.ordinal < lanes[first + best].ordinal):
             best = k
     return best
 
@@ -98,8 +98,8 @@ def take_off(state: State, group: Group, k: int, pipe: Pipe, end: float) -> None
     """The latest step of engine ``k`` is in flight until ``end``."""
     first = state.lanes[group.first_lane]
     lane = state.lanes[group.first_lane + k]
-    first.decided += 1
-    lane.decided, lane.flying, lane.asks = first.decided, 1, 1
+    first.ordinal += 1
+    lane.ordinal, lane.flying, lane.asks = first.ordinal, 1, 1
     pipe.ends[lane.first_flight + k] = end
     group.end = end
 

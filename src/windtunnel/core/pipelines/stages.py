@@ -25,7 +25,7 @@ PIPE_OF_LANE: Fields = [
         "flying",  # steps in flight
         "due",  # the oldest of them is the next to happen (where an arrival is looked at at once); see core.pipelines
         "asks",  # of a virtual engine: its next decision may find something
-        "decided",  # and the number of its latest step among those of all engines; of the first one, of them all
+        "ordinal",  # and the number of its latest step among those of all engines; of the first one, of them all
         "depth",  # of them at most
         "empty",  # empty steps one after the other
         "first_slot",

@@ -15,6 +15,7 @@ from core.test_theory_pipelines import tandem
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE
 from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import StageTimes
 from windtunnel.policy import Limits, VllmV0
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest
 from windtunnel.simulate.run import Iterations
@@ -61,6 +62,7 @@ def check_against_oracle(case: Case) -> None:
     found = outcome(case, True)
     if isinstance(found, str):
         return
+    assert isinstance(case.times, StageTimes)
     served = serve(case.policy, case.limits, case.times, rows)
     for name in ("first_token", "finish", "preemptions", "state"):
         mine = [served.engines[served.engine_of[r]].scheduler.columns[name][r] for r in range(len(rows))]
