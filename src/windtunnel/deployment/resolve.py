@@ -118,6 +118,12 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
     if engine.mamba_ssm_cache_dtype != "auto":
         model = model.with_state_bytes(DTYPE_BYTES[engine.mamba_ssm_cache_dtype])
+    if engine.indexer_kv_dtype != "auto":
+        model = model.with_index_dtype(engine.indexer_kv_dtype)
+        if engine.indexer_kv_dtype == "mxfp4" and not device.is_blackwell_datacentre:
+            raise InputError(
+                f"indexer_kv_dtype='mxfp4': its kernels are for data-centre Blackwell, not for {device.name}; use 'fp8'"
+            )
     stored, asked = model.quantization, engine.quantization
     if asked and stored and not {each.method for each in stored.formats} <= SAME_METHOD.get(asked, {asked}):
         raise InputError(

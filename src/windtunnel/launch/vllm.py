@@ -55,6 +55,7 @@ def settings(asked: Asked) -> Settings:
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
+    engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)
@@ -183,6 +184,24 @@ def _states(asked: Asked) -> int | None:
     return None
 
 
+def index_dtype(asked: Asked, flag: str, *switches: str) -> str | None:
+    """The type of index keys by its name, or 4 bits by a switch."""
+    on = next((switch for switch in switches if asked.truth(switch)), None)
+    named = "mxfp4" if on else {"bf16": "bfloat16", "auto": ""}.get(asked.text(flag), asked.text(flag))
+    if not named:
+        return None
+    mixers = [layer.attention for _, layer in asked.model.layers if layer.attention] if asked.model else []
+    known = {each for mixer in mixers for each in mixer.index_dtypes} if asked.model else {named}
+    if named in known:
+        return named
+    if known:
+        asked.refused[on or flag] = "the type of index keys: that of the engine's default stands for it"
+    else:
+        asked.unused[on or flag] = "the model has no index of sparse attention"
+    return None
+
+
+INDEX, FP4_INDEX = "attention-config.indexer-kv-dtype", "attention-config.use-fp4-indexer-cache"
 ALIGNED, ALIGNED_STATES = "align", 2
 
 

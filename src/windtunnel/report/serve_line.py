@@ -11,7 +11,7 @@ from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, MODES, RULES, SCHEDULER, SHORT
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
 from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
@@ -56,6 +56,7 @@ OF_FRONT = {
 """Settings of SGLang with a value, and what needs no flag."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
 """vLLM's short name of a cache's type, as SGLang calls it."""
+BF16 = {"bfloat16": "bf16"}
 OPTIONS_FILES = {"mixed": "trtllm.yaml", "prefill": "context.yaml", "decode": "generation.yaml"}
 """Settings without a flag of trtllm-serve go to this file, which is written first."""
 
@@ -121,9 +122,12 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words.append("--enforce-eager")
     if engine.get("states_per_request") == ALIGNED_STATES:
         words += ["--mamba-cache-mode", ALIGNED]
+    if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":
+        said = {"use_fp4_indexer_cache": True} if index == "mxfp4" else {"indexer_kv_dtype": BF16.get(index, index)}
+        words += ["--attention-config", shlex.quote(json.dumps(said))]
     graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
-    if said := {name: value for name, value in graphs.items() if value}:
-        words += ["--compilation-config", shlex.quote(json.dumps(said))]
+    if captured := {name: value for name, value in graphs.items() if value}:
+        words += ["--compilation-config", shlex.quote(json.dumps(captured))]
     return " ".join(words)
 
 
@@ -164,6 +168,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-dp-attention": together > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
+        _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
@@ -192,6 +197,11 @@ def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
     if deepep:
         return "deepep", deepep
     return (backend,) if backend == ONE_KERNEL else None
+
+
+def _fp4_index(pool: Mapping[str, Any]) -> str:
+    """SGLang's switch for 4-bit index keys of the model."""
+    return FP4_INDEX["V4" not in str(pool.get("architecture"))]
 
 
 def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:

@@ -38,14 +38,21 @@ Ask = Callable[[int], KernelTimes]
 """Times with so many tokens for each request."""
 
 
-def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, corrections: Corrections = ALL) -> Tabulated:
+def tabulate(
+    pool: Pool,
+    source: str = "auto",
+    cache: Path | None = None,
+    corrections: Corrections = ALL,
+    predictor: Predictor | None = None,
+) -> Tabulated:
     """Batch-time tables of one data-parallel rank of a pool.
 
     ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are
     kept (``cache_folder()`` names the usual one); None: build them each time. A cache that cannot be read or written is
     named in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
+    ``predictor``: that of a pool which differs from this one in its limits alone, so that it is not asked twice.
     """
-    times = predictor_from(pool, source, corrections)
+    times = predictor or predictor_from(pool, source, corrections)
     tables = [_stage(stage, source, times, cache, corrections) for stage in stage_pools(pool)]
     return tables[0] if len(tables) == 1 else in_a_pipeline(tables, sends(pool, axes(pool, corrections), times))
 
@@ -125,7 +132,7 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             drafting = operator.drafting if ax.drafts and operator.drafting else operator.kernel
 
             def asked(each: int) -> KernelTimes:
-                return predictor.times(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
+                return predictor.along(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
 
             return {"sequences": per_token(asked, ax, 1.0)}
         case "decode":
@@ -160,14 +167,14 @@ def _each(operator: Operator, ax: Axes, each: int, parts: int, predictor: Predic
     """A token-level operator where every request brings ``each`` tokens."""
     if each == 1:
         return plain
-    return predictor.times(operator.kernel, each * np.ceil(ax.padded / parts), np.zeros(len(ax.padded)))
+    return predictor.along(operator.kernel, each * np.ceil(ax.padded / parts), np.zeros(len(ax.padded)))
 
 
 def _each_of_all(operator: Operator, each: int, parts: int, predictor: Predictor, plain: KernelTimes) -> KernelTimes:
     if each == 1:
         return plain
     tokens = each * np.ceil(np.arange(len(plain.seconds)) / parts)
-    return predictor.times(operator.kernel, tokens, np.zeros_like(tokens))
+    return predictor.along(operator.kernel, tokens, np.zeros_like(tokens))
 
 
 def per_token(ask: Ask, ax: Axes, drafted: float) -> KernelTimes:
@@ -196,9 +203,9 @@ def token_times(
     zero = np.zeros_like(a)
     other = operator.kernel.eager()
     if other == operator.kernel:
-        return predictor.times(operator.kernel, a, zero)
-    one = predictor.times(operator.kernel, a[captured], zero[captured])
-    two = predictor.times(other, a[~captured], zero[~captured])
+        return predictor.along(operator.kernel, a, zero)
+    one = predictor.along(operator.kernel, a[captured], zero[captured])
+    two = predictor.along(other, a[~captured], zero[~captured])
     return either(captured, one, two)
 
 
@@ -212,7 +219,7 @@ def all_tokens_times(
         return found
     few = tokens <= ax.ranks * ax.max_num_seqs
     more = token_times(prompts, tokens[~few], tokens[~few], 0, predictor, parts)
-    return either(few, found.where(few), more)
+    return either(few, found.at(few), more)
 
 
 def decode_times(
@@ -220,7 +227,7 @@ def decode_times(
 ) -> KernelTimes:
     """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too; for
     one of ``parts`` micro-batches."""
-    return predictor.times(operator.kernel, np.ceil(a / parts), b.astype(float) + 1.0)
+    return predictor.along(operator.kernel, np.ceil(a / parts), b.astype(float) + 1.0)
 
 
 def prefill_times(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> KernelTimes:
