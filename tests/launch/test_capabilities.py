@@ -153,6 +153,32 @@ def test_index_keys_of_minimax_m3_are_in_16_bits_unless_told() -> None:
         )
 
 
+def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:
+    """MiniMax-M3's heads cache 8192 bytes a token on each of 4 GPUs, or 512 with 4 KV heads (TensorRT-LLM #17406). Of
+    Qwen3-8B's one the tensors are known: 3 x 4096 to 4096, 8192 to 4096 and twice 1024, 4096 to 4096, three of 4096 x
+    12288, 32,000 x 4096. A draft more takes a pass through all but the first of them."""
+    line = "vllm serve nvidia/MiniMax-M3-NVFP4 -tp 4 --max-model-len 8192 --kv-cache-dtype bfloat16"
+    drafts = '{"method": "eagle3", "model": "Inferact/MiniMax-M3-EAGLE3%s", "num_speculative_tokens": 3}'
+    m3 = load_model("nvidia/MiniMax-M3-NVFP4")
+    plain, grouped, single = (
+        kv_blocks(Pool(m3, device("b200"), Engine(**reading(text).settings)))
+        for text in (line, *(f"{line} --speculative-config '{drafts % kind}'" for kind in ("-GQA", "")))
+    )
+    assert (grouped.block_bytes - plain.block_bytes) == 512 * plain.block_size
+    assert (single.block_bytes - plain.block_bytes) == 8192 * plain.block_size
+    said: dict[str, Any] = {"acceptance_length": 1.0, "speculative_model": "AngelSlim/Qwen3-8B_eagle3"}
+    two, three = (pool("Qwen/Qwen3-8B", **said, num_speculative_tokens=drafts) for drafts in (2, 3))
+    layer = 2 * (8192 * (4096 + 2 * 1024) + 4096**2 + 3 * 4096 * 12288 + 32000 * 4096)
+    weights = kv_blocks(two).weight_bytes - kv_blocks(pool("Qwen/Qwen3-8B")).weight_bytes
+    assert weights == layer + 2 * 3 * 4096 * 4096
+    (fewer,), (more,) = (batch_times(Deployment((each,)), "modelled") for each in (two, three))
+    longer = more.groups["gemm"].rank(1, 64, []) - fewer.groups["gemm"].rank(1, 64, [])
+    least = layer / device("h100").memory_bandwidth
+    assert least < longer < 1.5 * least
+    with pytest.raises(InputError, match="only EAGLE-3 heads are simulated"):
+        pool("Qwen/Qwen3-8B", **said | {"speculative_model": "someone/DFlash"}, num_speculative_tokens=1)
+
+
 def test_copies_of_experts_take_memory() -> None:
     """32 copies over 8 ranks: 4 experts of each of 48 layers on every GPU, 3 · 2048 · 768 numbers of 2 bytes each."""
     engine: dict[str, Any] = {"data_parallel_size": 8, "enable_expert_parallel": True}

@@ -60,6 +60,7 @@ COMMON: dict[str, Any] = {
     "disable_custom_all_reduce": st.booleans(),
     "cudagraph_capture_sizes": st.sampled_from([(1, 2, 4), (8, 16, 128)]),
     "num_speculative_tokens": st.sampled_from([1, 3]),
+    "speculative_model": st.just("someone/Some-Eagle3"),
 }
 OWN: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -130,7 +131,9 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
         )
         for name in without(model, flags):
             flags.pop(name, None)
-        if "num_speculative_tokens" in flags:
+        if "num_speculative_tokens" not in flags:
+            flags.pop("speculative_model", None)
+        else:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
 

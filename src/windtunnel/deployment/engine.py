@@ -110,6 +110,8 @@ class Engine:
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
+    speculative_model: str | None = None
+    """Name of the EAGLE-3 head that drafts; None: a layer like the model's last one does (multi-token prediction)."""
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
     and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
@@ -221,6 +223,10 @@ class Engine:
             raise InputError(
                 f"num_speculative_tokens={self.num_speculative_tokens}: needs acceptance_length, the mean number of "
                 f"tokens that a step yields (1 to {most})"
+            )
+        if self.speculative_model and not self.num_speculative_tokens:
+            raise InputError(
+                f"speculative_model={self.speculative_model!r}: drafts nothing: add num_speculative_tokens"
             )
         if length is not None and not (isfinite(length) and 1 <= length <= most):
             raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")

@@ -25,6 +25,7 @@ from windtunnel.deployment.presets import EnginePreset, preset, require_pipeline
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
+from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
@@ -300,6 +301,8 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
             raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
+    if engine.speculative_model:
+        _require_mixer(draft_head(model, engine.speculative_model).layer, tp, device, model)
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
