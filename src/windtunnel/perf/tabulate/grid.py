@@ -139,11 +139,8 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             def asked(each: int) -> KernelTimes:
                 return predictor.along(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
 
-            if operator.passes:
-                found = per_draft(asked(1), ax)
-            else:  # a layer drafts with the model's own output head
-                found = per_token(asked, ax, float(ax.draft_share > 0))
-            return {"sequences": found}
+            drafted = float(ax.draft_share > 0)  # a layer of the model's drafts with the model's own output head
+            return {"sequences": per_draft(asked(1), ax) if operator.passes else per_token(asked, ax, drafted)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
             found = per_request(decode_times(operator, a, b, predictor, parts), ax, operator.passes)
