@@ -22,6 +22,8 @@ COMPONENTS = (
     "norm",
     "lm_head",
 )
+PREDICTING = "multi-token prediction layers are left out without speculative decoding"
+"""What a reader should know of a model that has them, unless something drafts."""
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
