@@ -66,9 +66,8 @@ def compare(
 ) -> int:
     """Compare schedulers or settings under the same requests.
 
-    The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other values for
-    some of its words, or another launch line (--from LINE --from LINE). Differences are taken draw by draw, under the
-    same requests. Exit codes: as windtunnel run.
+    The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other words, or a
+    further --from LINE. Differences are taken draw by draw, under the same requests. Exit codes: as windtunnel run.
 
     Parameters
     ----------
