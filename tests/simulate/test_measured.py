@@ -1,9 +1,11 @@
 """A run of which a window counts: requests that came, those that are cancelled, and what is said of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import handmade
 import numpy as np
 import pytest
 
@@ -45,8 +47,9 @@ def test_those_that_came_are_kept_and_numbered_anew() -> None:
     )
     stalls = Stalls(np.array([2, 5]), np.zeros(2), np.ones(2))
     measured = Measured(np.array([0]), np.array([2]), seconds=10.0, grace=2.0)
-    kept, waited, window = within(run, stalls, measured)
-    assert window == [2.0, 12.0]
+    found = within(replace(handmade.two_requests(), requests=run, stalls=stalls), measured)
+    kept, waited = found.requests, found.stalls
+    assert found.manifest["window"] == [2.0, 12.0]
     assert kept.arrival.tolist() == [0.0, 3.0, 4.0, 5.0]
     assert kept.status.tolist() == [FINISHED, FINISHED, REJECTED, ABORTED]  # the last one ends after 12 + 2 s
     assert np.isnan(kept.finish[3])

@@ -106,14 +106,10 @@ def simulate(
     notes += [*said, *(about_the_unfinished(requests, fleet) if workload.measured is None else ())]
     if client:
         requests = at_client(requests, workload, delays, client)
-    stalls = Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token")))
-    if workload.measured is not None:
-        requests, stalls, window = within(requests, stalls, workload.measured)
-        accounts = accounts | {"window": window}
-    return Run(
+    run = Run(
         requests=requests,
         iterations=Iterations.of(record.rows),
-        stalls=stalls,
+        stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
         manifest=manifest_of(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
         sources=tuple(table.sources for table in tables),
@@ -121,6 +117,7 @@ def simulate(
         doubts=tuple(table.doubts for table in tables),
         handovers=handovers_of(requests, record, fleet) if isinstance(record, handover.Handed) else None,
     )
+    return run if workload.measured is None else within(run, workload.measured)
 
 
 def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
