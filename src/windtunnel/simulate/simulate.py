@@ -104,8 +104,7 @@ def simulate(
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
     notes += [*said, *(about_the_unfinished(requests, fleet) if workload.measured is None else ())]
-    if client:
-        requests = at_client(requests, workload, delays, client)
+    requests = at_client(requests, workload, delays, client) if client else requests
     run = Run(
         requests=requests,
         iterations=Iterations.of(record.rows),
