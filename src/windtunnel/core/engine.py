@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.clients import first_of_sessions, play_of, waits_of
+from windtunnel.core.clients import first_of_sessions, play_of, stops, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
@@ -24,6 +24,7 @@ from windtunnel.core.records import (
     GATE_TAIL,
     GROUP,
     HALTS,
+    IDLE_GAP,
     JUMPS,
     LANE,
     LAST,
@@ -58,6 +59,7 @@ from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
+from windtunnel.workload.agents.measured import Measured
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -142,6 +144,8 @@ class Demand:
     turnaround: Floats | None = None
     """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
     at once."""
+    measured: Measured | None = None
+    """The window that counts, after a warm-up; None: all of the run."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
 
@@ -193,8 +197,9 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
-        state = with_room(state)
+    for until in stops(state, demand, course, arrivals):
+        while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
+            state = with_room(state)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
@@ -309,7 +314,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
 def _clocks() -> Floats:
     """Nothing has been looked at, and nothing is to stop the run."""
     clocks = np.full(NUM_CLOCKS, -1.0)
-    clocks[HALTS] = np.inf
+    clocks[[HALTS, IDLE_GAP]] = np.inf
     return clocks
 
 
