@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten, lanes_time
-from windtunnel.core.compiled import entry, part
+from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.records import ROW, Array, Fields, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
@@ -16,10 +16,14 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 COLUMNS = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
-           "waiting", "discarded", "transfer")  # fmt: skip
+           "waiting", "discarded", "transfer", "unfilled")  # fmt: skip
 """Of the log, in the order of ``simulate.run.Iterations``."""
 Log = tuple[Any, ...] | NDArray[Any]
 """Rows of a log: these columns, or the records that the core wrote."""
+
+NOW, SINCE, UNTIL, WALKED, PLACE = range(5)
+"""Of a lane that is walked over: its row, the step with which that begins and the one behind it; the steps walked over,
+and where they are in what is filled in."""
 
 BATCH: Fields = [(name, np.int64) for name in ("step_decodes", "step_kv", "chunks", "chunk_tokens")]
 """What a lane has scheduled: as in LANE."""
@@ -77,11 +81,15 @@ def step_ends(
 
 
 class StepEnds(NamedTuple):
-    """When the steps of a log end; ranks in lockstep share theirs."""
+    """When the steps of each group end, one group after the other; ranks in lockstep share theirs."""
 
     first: NDArray[np.int32]
-    """[rows] the first step of each row, as an index of ``end``."""
+    """[rows] the first step of each row, as an index of the others; of what is no step that of the row before."""
     end: Floats
+    emitted: NDArray[np.int32]
+    """Decodes that emit tokens in it."""
+    begins: NDArray[np.bool_]
+    """Whether a row of any lane begins with it."""
 
 
 def step_ends_of_rows(
@@ -89,8 +97,8 @@ def step_ends_of_rows(
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)
-    together = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
-    found = StepEnds(np.zeros(len(rows), dtype=np.int32), np.empty(together))
+    first, count = np.zeros(len(rows), dtype=np.int32), _places(rows, lockstep_lanes)[-1]
+    found = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
     _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
     return found
 
@@ -99,8 +107,64 @@ def seconds(
     log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers
 ) -> Floats:
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
-    nothing = StepEnds(np.empty(0, dtype=np.int32), np.empty(0))
-    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, nothing)
+    none = np.empty(0, dtype=np.int32)
+    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, StepEnds(none, np.empty(0), none, none > 0))
+
+
+def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> Integers:
+    """[lanes + 1] where the steps of the group of each lane begin: of lanes in lockstep the first one's are those of
+    all."""
+    first = _first_lanes(rows, lockstep_lanes)
+    steps = np.bincount(first[rows["replica"]] + rows["lane"], weights=rows["steps"], minlength=first[-1])
+    for replica in np.flatnonzero(lockstep_lanes > 1):
+        steps[first[replica] + 1 : first[replica] + lockstep_lanes[replica]] = 0
+    return np.append(0, np.cumsum(steps.astype(np.int64)))
+
+
+def _first_lanes(rows: NDArray[Any], lockstep_lanes: Integers) -> Integers:
+    """[replicas + 1] the first lane of each replica; those that the log has."""
+    lanes = np.array(lockstep_lanes)
+    np.maximum.at(lanes, rows["replica"], rows["lane"] + 1)
+    return np.append(0, np.cumsum(lanes))
+
+
+def unfold(
+    rows: NDArray[Any], found: StepEnds, lockstep_lanes: Integers, block_size: Integers
+) -> tuple[NDArray[Any], Integers]:
+    """(The rows as the loop wrote them, where each lane of a group has one as soon as any has; the row that each was
+    folded into). ``block_size`` [replicas]: tokens of the blocks that rows count."""
+    heads, begun = np.flatnonzero(rows["steps"]), np.append(0, np.cumsum(found.begins))
+    first = found.first[heads].astype(np.int64)
+    end = first + rows["steps"][heads]
+    counts = begun[end] - begun[first]
+    if (counts == 1).all():
+        return rows, np.arange(len(rows))
+    position = np.full(begun[-1], len(rows), dtype=np.int64)  # in the log, of what begins with a step
+    np.minimum.at(position, begun[first], heads)
+    of = np.repeat(np.arange(len(heads)), counts)
+    number = begun[first][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    begin = np.append(np.flatnonzero(found.begins), len(found.begins))
+    after = np.minimum(begin[number + 1], end[of])
+    parts = rows[heads[of]]
+    steps = begin[number] - first[of]
+    grown = steps * (parts["decodes"] + parts["chunk_tokens"])
+    block = block_size[parts["replica"]]
+    later = steps > 0
+    parts["start"][later] = found.end[begin[number[later]] - 1]
+    parts["steps"] = after - begin[number]
+    parts["kv_tokens"] += steps * parts["decodes"]
+    parts["chunk_context"] += steps * parts["chunk_tokens"]
+    parts["used_blocks"][later] += ((grown - parts["unfilled"] + block - 1) // block)[later]
+    parts["unfilled"] = 0
+    rest = np.flatnonzero(rows["steps"] == 0)
+    is_chunk = rows["chunk_tokens"][rest] > 0
+    head = np.searchsorted(heads, rest) - 1
+    at = np.where(is_chunk, position[begun[first[head]]], rest)
+    rank = np.where(is_chunk, rows["lane"][heads[head]], 0)
+    order = np.lexsort(
+        (np.append(heads[of], rest), np.append(parts["lane"], rank), np.append(position[number], at))
+    )
+    return np.append(parts, rows[rest])[order], np.append(heads[of], rest)[order]
 
 
 def rows_of(log: Log) -> NDArray[Any]:
@@ -121,14 +185,18 @@ def _walk(
     out: StepEnds,
 ) -> Floats:
     pools, floats, integers = flatten(tuple(table for of_pools in tables for table in of_pools))
-    totals = np.zeros(len(tables))
+    totals, first, places = np.zeros(len(tables)), _first_lanes(rows, lockstep_lanes), _places(rows, lockstep_lanes)
     ranks, chunks = _largest(rows, lockstep_lanes)
+    at = np.zeros((len(places) - 1, 5), dtype=np.int64)
+    at[:, PLACE] = places[:-1]
     walk(
         attributes(pools),
         floats,
         integers,
         attributes(rows),
-        np.ascontiguousarray(np.stack([pool_of_replica, lockstep_lanes], axis=1)),
+        np.ascontiguousarray(np.stack([pool_of_replica, lockstep_lanes, first[:-1]], axis=1)),
+        at,
+        np.zeros(len(at)),
         attributes(records(ranks, BATCH)),
         np.zeros((ranks, SEQUENCE + 1, chunks), dtype=np.int32),
         totals,
@@ -313,42 +381,90 @@ def rebuild(
         row = after
 
 
+@compiled
+def walk_to(
+    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lanes: Array, seats: Array,
+    totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
+) -> None:  # fmt: skip
+    """Walk over the steps of a group up to ``until``."""
+    sets, end = len(totals), ends[lead]
+    count = len(pools) // sets
+    for step in range(at[lead, WALKED], until):
+        waits, emitted = 0.0, 0
+        for k in range(ranks):
+            row = at[lead + k, NOW]
+            waits = max(waits, rows[row].transfer)
+            emitted += rows[row].decodes - rows[row].discarded
+            read_batch(rows, row, lanes[k], seats[k], step - at[lead + k, SINCE])
+        for s in range(sets):
+            took = lanes_time(pools[s * count + pool], lanes, seats, floats, integers, 0, ranks) + waits
+            totals[s] += ranks * took
+            if s == 0:
+                end = end + took
+        if len(out_end) > 0:
+            out_end[at[lead, PLACE] + step], out_emitted[at[lead, PLACE] + step] = end, emitted
+    at[lead, WALKED], ends[lead] = until, end
+
+
 @entry
 def walk(
-    pools: Array,
-    floats: Array,
-    integers: Array,
-    rows: Array,
-    layout: Array,
-    lanes: Array,
-    seats: Array,
-    totals: Array,
-    out_first: Array,
-    out_end: Array,
-) -> None:
-    """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under
-    the first one, if they have room, fill in when the steps of each group end and which of them is a row's first.
-    ``layout`` [replicas, 2]: its pool, and lanes that step together."""
-    row, at = first_step(rows), 0
-    sets, wanted = len(totals), len(out_end) > 0
-    count = len(pools) // sets
-    while row < len(rows):
-        pool, ranks = layout[rows[row].replica]
-        after = after_lanes(rows, row, ranks)
+    pools: Array, floats: Array, integers: Array, rows: Array, layout: Array, at: Array, ends: Array, lanes: Array,
+    seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array, out_begins: Array,
+) -> None:  # fmt: skip
+    """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under the first
+    one fill in a ``StepEnds`` that has room. ``layout`` [replicas, 3]: its pool, lanes that step together, its first
+    lane. A group is walked over as far as a new row of one of its lanes begins: rows are in order of time in each.
+    """
+    wanted = len(out_end) > 0
+    for row in range(len(rows)):
+        if rows[row].steps == 0:
+            if wanted and row > 0:
+                out_first[row] = out_first[row - 1]
+            continue
+        pool, ranks, first = layout[rows[row].replica]
+        lane = first + rows[row].lane
+        lead = first if ranks > 1 else lane
+        begin = at[lane, UNTIL]
+        if begin > at[lead, WALKED]:
+            walk_to(pools, floats, integers, rows, at, ends, lanes, seats, totals, out_end, out_emitted,
+                    pool, ranks, lead, begin)  # fmt: skip
+        at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = row, begin, begin + rows[row].steps, rows[row].start
         if wanted:
-            for i in range(row, after):
-                out_first[i] = at
-        end = rows[row].start
-        for j in range(rows[row].steps):
-            waits, last = 0.0, row
-            for k in range(ranks):
-                waits = max(waits, rows[last].transfer)
-                last = read_batch(rows, last, lanes[k], seats[k], j)
-            for s in range(sets):
-                took = lanes_time(pools[s * count + pool], lanes, seats, floats, integers, 0, ranks) + waits
-                totals[s] += ranks * took
-                if wanted and s == 0:
-                    end = end + took
-                    out_end[at] = end
-            at += 1
-        row = after
+            out_first[row] = at[lead, PLACE] + begin
+            out_begins[out_first[row]] = True
+    for replica in range(len(layout)):
+        pool, ranks, first = layout[replica]
+        last = layout[replica + 1, 2] if replica + 1 < len(layout) else len(at)
+        for lead in range(first, last, ranks):
+            walk_to(pools, floats, integers, rows, at, ends, lanes, seats, totals, out_end, out_emitted,
+                    pool, ranks, lead, at[lead, UNTIL])  # fmt: skip
+
+
+@entry
+def add_up(
+    columns: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array
+) -> None:
+    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
+    where any row of its group begins. ``columns`` [8, rows]: the first step, steps, blocks and what is unfilled of them
+    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most.
+    """
+    for row in range(len(start)):
+        first, steps, used, unfilled, grown, tokens, block, most = columns[:, row]
+        begin, at, after = start[row], 0, 0
+        while at < steps:
+            after = at + 1
+            while after < steps and not begins[first + after]:
+                after += 1
+            until = end[first + after - 1]
+            seconds, share = until - begin, 1.0
+            if low > -np.inf:
+                inside = min(until, high) - max(begin, low)
+                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
+            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
+            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
+            out[0, row] += share * (after - at)
+            out[1, row] += share * seconds
+            out[2, row] += share * (after - at) * (at + 0.5 * (after - at - 1))
+            out[3, row] += share * seconds * level
+            out[4, row] = max(out[4, row], float(blocks))
+            begin, at = until, after
