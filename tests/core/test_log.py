@@ -4,12 +4,12 @@ loses nothing."""
 from dataclasses import replace
 from typing import Any
 
+import equality
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import equality
 from core.pools_cases import equal_requests, tandem
 from core.schedulers.sglang_cases import SglangCase, small_case
 from windtunnel.core import engine
@@ -70,7 +70,7 @@ def check_folded(case: Any, raw: Record, folded: Record) -> None:
     ranks = np.full(case.replicas, case.lanes)
     ends = step_ends_of_rows(folded.rows, (case.times,), np.zeros(case.replicas, dtype=np.int64), ranks)
     blocks = np.full(case.replicas, case.limits.block_size)
-    rows, of = unfold(folded.rows, ends, ranks, blocks)
+    rows, of = unfold(folded.rows, ends, blocks)
     assert len(rows) == len(raw.rows)
     assert len(of) == len(rows)
     assert len(folded.rows) <= len(rows)

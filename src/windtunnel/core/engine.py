@@ -169,9 +169,7 @@ class Record:
     """Of replicas that start, stop or fail."""
 
 
-def run(
-    fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True, folds: bool = False
-) -> Record:
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True, folds: bool = False) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once, ``folds`` leaves
     only the rows of the log where a lane changes (``core.log``).
 
@@ -352,6 +350,10 @@ def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
     return requests
 
 
+ROOM = 16
+"""A folded log grows when less than this part of it is left."""
+
+
 def folding_of(fleet: Fleet) -> Folding:
     """What folds the log of a run."""
     return Folding(np.array([limits.block_size for limits in fleet.limits], dtype=np.int64))
@@ -363,7 +365,7 @@ def with_room(state: State, folding: Folding | None = None) -> State:
     wanted = (groups["num_lanes"] * (state.pools["max_num_seqs"][groups["pool"]] + 2)).max()
     if folding and len(state.rows) - counters[ROWS] <= wanted:
         folding.fold(state)
-        if counters[ROWS] < len(state.rows) // 2:
+        if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
             return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):

@@ -127,7 +127,10 @@ class Folding:
         count = int(state.counters[ROWS])
         upto = count if ended else max(_settled(state, count), self.first)
         layout = np.stack([state.replicas[:-1], np.ones_like(state.replicas[:-1]), np.ones_like(state.replicas[:-1])])
-        layout[1, groups["replica"]], layout[2, groups["replica"]] = groups["num_lanes"], self.block_size[groups["pool"]]
+        layout[1, groups["replica"]], layout[2, groups["replica"]] = (
+            groups["num_lanes"],
+            self.block_size[groups["pool"]],
+        )
         folded = fold_rows(attributes(state.rows), self.first, upto, np.ascontiguousarray(layout.T), self.open_rows)
         state.rows[folded : folded + count - upto] = state.rows[upto:count]
         state.counters[ROWS] -= upto - folded
@@ -167,9 +170,9 @@ def goes_on(row: Array, after: Array, unfilled: int, most: int, block: int) -> t
 def fold_rows(rows: Array, first: int, upto: int, layout: Array, open_rows: Array) -> int:
     """Fold the rows from ``first`` to ``upto`` in their place; the first one behind what is left.
 
-    ``layout`` [replicas, 3]: first lane, lanes that step together, tokens of a block. Where a row that goes on has its
-    blocks after j steps is ⌈(j · tokens − ``unfilled``) / block⌉ more than at its start: the least ``unfilled`` of which
-    that is true for all that it stands for. Where none of the lanes changes the last one has a row all the same.
+    ``layout`` [replicas, 3]: first lane, lanes that step together, tokens of a block. Of a row that goes on the blocks
+    after j steps are ⌈(j · tokens − ``unfilled``) / block⌉ more than at its start: the least ``unfilled`` of which that
+    is true wherever it goes on. Where none of the lanes changes the last one has a row all the same.
     """
     at, row, changes = first, first, False
     while row < upto:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import flatten, lanes_time
+from windtunnel.core.batch_time import flatten, lanes_time, step_time
 from windtunnel.core.compiled import compiled, entry, part
-from windtunnel.core.records import ROW, Array, Fields, attributes, records
+from windtunnel.core.jump import FOREVER
+from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
-from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
+from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, StageTimes, Times
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,6 +26,11 @@ NOW, SINCE, UNTIL, WALKED, PLACE = range(5)
 """Of a lane that is walked over: its row, the step with which that begins and the one behind it; the steps walked over,
 and where they are in what is filled in."""
 
+LINE: Fields = [
+    *((name, np.float64) for name in ("tokens", "sequences", "low", "slope")),
+    *((name, np.int64) for name in ("origin", "above", "row")),
+]
+"""The time of a lane's decodes under one set of tables, as a line in their cached tokens up to ``above``; of a row."""
 BATCH: Fields = [(name, np.int64) for name in ("step_decodes", "step_kv", "chunks", "chunk_tokens")]
 """What a lane has scheduled: as in LANE."""
 
@@ -97,7 +103,8 @@ def step_ends_of_rows(
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)
-    first, count = np.zeros(len(rows), dtype=np.int32), _places(rows, lockstep_lanes)[-1]
+    count = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
+    first = np.zeros(len(rows), dtype=np.int32)
     found = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
     _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
     return found
@@ -111,26 +118,17 @@ def seconds(
     return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, StepEnds(none, np.empty(0), none, none > 0))
 
 
-def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> Integers:
-    """[lanes + 1] where the steps of the group of each lane begin: of lanes in lockstep the first one's are those of
-    all."""
-    first = _first_lanes(rows, lockstep_lanes)
-    steps = np.bincount(first[rows["replica"]] + rows["lane"], weights=rows["steps"], minlength=first[-1])
-    for replica in np.flatnonzero(lockstep_lanes > 1):
-        steps[first[replica] + 1 : first[replica] + lockstep_lanes[replica]] = 0
-    return np.append(0, np.cumsum(steps.astype(np.int64)))
+def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, Integers]:
+    """(Lanes for which there is room in each replica, [lanes + 1] where the steps of the group of each lane begin): of
+    lanes in lockstep the first one's are those of all."""
+    width = max(int(rows["lane"].max(initial=0)) + 1, int(lockstep_lanes.max(initial=1)))
+    lane = rows["replica"].astype(np.int64) * width + rows["lane"]
+    steps = np.bincount(lane, weights=rows["steps"], minlength=width * len(lockstep_lanes)).reshape(-1, width)
+    steps[lockstep_lanes > 1, 1:] = 0
+    return width, np.append(0, np.cumsum(steps.astype(np.int64)))
 
 
-def _first_lanes(rows: NDArray[Any], lockstep_lanes: Integers) -> Integers:
-    """[replicas + 1] the first lane of each replica; those that the log has."""
-    lanes = np.array(lockstep_lanes)
-    np.maximum.at(lanes, rows["replica"], rows["lane"] + 1)
-    return np.append(0, np.cumsum(lanes))
-
-
-def unfold(
-    rows: NDArray[Any], found: StepEnds, lockstep_lanes: Integers, block_size: Integers
-) -> tuple[NDArray[Any], Integers]:
+def unfold(rows: NDArray[Any], found: StepEnds, block_size: Integers) -> tuple[NDArray[Any], Integers]:
     """(The rows as the loop wrote them, where each lane of a group has one as soon as any has; the row that each was
     folded into). ``block_size`` [replicas]: tokens of the blocks that rows count."""
     heads, begun = np.flatnonzero(rows["steps"]), np.append(0, np.cumsum(found.begins))
@@ -161,9 +159,7 @@ def unfold(
     head = np.searchsorted(heads, rest) - 1
     at = np.where(is_chunk, position[begun[first[head]]], rest)
     rank = np.where(is_chunk, rows["lane"][heads[head]], 0)
-    order = np.lexsort(
-        (np.append(heads[of], rest), np.append(parts["lane"], rank), np.append(position[number], at))
-    )
+    order = np.lexsort((np.append(heads[of], rest), np.append(parts["lane"], rank), np.append(position[number], at)))
     return np.append(parts, rows[rest])[order], np.append(heads[of], rest)[order]
 
 
@@ -185,18 +181,23 @@ def _walk(
     out: StepEnds,
 ) -> Floats:
     pools, floats, integers = flatten(tuple(table for of_pools in tables for table in of_pools))
-    totals, first, places = np.zeros(len(tables)), _first_lanes(rows, lockstep_lanes), _places(rows, lockstep_lanes)
+    totals, (width, places) = np.zeros(len(tables)), _places(rows, lockstep_lanes)
     ranks, chunks = _largest(rows, lockstep_lanes)
     at = np.zeros((len(places) - 1, 5), dtype=np.int64)
     at[:, PLACE] = places[:-1]
+    lines = attributes(records(len(at) * len(tables), LINE))
+    lines["row"] = NONE
     walk(
         attributes(pools),
         floats,
         integers,
         attributes(rows),
-        np.ascontiguousarray(np.stack([pool_of_replica, lockstep_lanes, first[:-1]], axis=1)),
+        np.ascontiguousarray(
+            np.stack([pool_of_replica, lockstep_lanes, np.arange(len(lockstep_lanes)) * width], axis=1)
+        ),
         at,
         np.zeros(len(at)),
+        lines,
         attributes(records(ranks, BATCH)),
         np.zeros((ranks, SEQUENCE + 1, chunks), dtype=np.int32),
         totals,
@@ -381,23 +382,72 @@ def rebuild(
         row = after
 
 
+@part
+def of_decodes(
+    pool: Pool, floats: Array, integers: Array, line: Any, anew: bool, decodes: int, kv_tokens: int
+) -> float:
+    """``batch_time.rank_time`` of a rank that only decodes, step after step: between two knots of context the time is
+    a line in the cached tokens."""
+    if anew:
+        line.above, line.tokens = 0, floats[pool.decode_tokens + decodes]
+        line.sequences = floats[pool.sequences + decodes]
+    if kv_tokens >= line.above:
+        j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
+        knot = integers[pool.context_knots + j]
+        width = decodes * (integers[pool.context_knots + j + 1] - knot)
+        at = pool.decode_attention + decodes * pool.num_contexts + j
+        line.origin = decodes * knot
+        line.above = line.origin + width if j < pool.num_contexts - 2 else FOREVER
+        line.low = floats[at]
+        line.slope = (floats[at + 1] - line.low) / float(width)
+    return (line.tokens + (line.low + line.slope * float(kv_tokens - line.origin))) + line.sequences
+
+
+@part
+def decodes_in_lockstep(
+    pool: Pool, floats: Array, integers: Array, at: Array, lines: Array, lanes: Array,
+    ranks: int, lead: int, first: int,
+) -> float:  # fmt: skip
+    """``batch_time.lockstep_time`` of ranks that only decode."""
+    gpu, largest, total = 0.0, 1, 0
+    for k in range(ranks):
+        lane = lanes[k]
+        decodes = max(lane.step_decodes, 1)
+        row, line = at[lead + k, NOW], lines[first + lead + k]
+        gpu = max(gpu, of_decodes(pool, floats, integers, line, line.row != row, decodes, lane.step_kv))
+        line.row = row
+        tokens = min(decodes, pool.most_tokens)
+        largest = max(largest, decodes)
+        total += tokens
+    if min(largest, pool.most_tokens) <= pool.graph_tokens:
+        total = ranks * integers[pool.padded + min(largest, pool.most_tokens)]
+    return step_time(pool, floats, gpu + floats[pool.expert_tokens + total], largest)
+
+
 @compiled
 def walk_to(
-    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lanes: Array, seats: Array,
+    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lines: Array, lanes: Array,
+    seats: Array,
     totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
 ) -> None:  # fmt: skip
     """Walk over the steps of a group up to ``until``."""
     sets, end = len(totals), ends[lead]
     count = len(pools) // sets
     for step in range(at[lead, WALKED], until):
-        waits, emitted = 0.0, 0
+        waits, emitted, chunks = 0.0, 0, 0
         for k in range(ranks):
             row = at[lead + k, NOW]
             waits = max(waits, rows[row].transfer)
             emitted += rows[row].decodes - rows[row].discarded
             read_batch(rows, row, lanes[k], seats[k], step - at[lead + k, SINCE])
+            chunks += lanes[k].chunks
         for s in range(sets):
-            took = lanes_time(pools[s * count + pool], lanes, seats, floats, integers, 0, ranks) + waits
+            tables = pools[s * count + pool]
+            if ranks > 1 and chunks == 0:
+                took = decodes_in_lockstep(tables, floats, integers, at, lines, lanes, ranks, lead, s * len(at))
+                took = took + waits
+            else:
+                took = lanes_time(tables, lanes, seats, floats, integers, 0, ranks) + waits
             totals[s] += ranks * took
             if s == 0:
                 end = end + took
@@ -408,8 +458,8 @@ def walk_to(
 
 @entry
 def walk(
-    pools: Array, floats: Array, integers: Array, rows: Array, layout: Array, at: Array, ends: Array, lanes: Array,
-    seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array, out_begins: Array,
+    pools: Array, floats: Array, integers: Array, rows: Array, layout: Array, at: Array, ends: Array, lines: Array,
+    lanes: Array, seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array, out_begins: Array,
 ) -> None:  # fmt: skip
     """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under the first
     one fill in a ``StepEnds`` that has room. ``layout`` [replicas, 3]: its pool, lanes that step together, its first
@@ -426,9 +476,14 @@ def walk(
         lead = first if ranks > 1 else lane
         begin = at[lane, UNTIL]
         if begin > at[lead, WALKED]:
-            walk_to(pools, floats, integers, rows, at, ends, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, begin)  # fmt: skip
-        at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = row, begin, begin + rows[row].steps, rows[row].start
+        at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = (
+            row,
+            begin,
+            begin + rows[row].steps,
+            rows[row].start,
+        )
         if wanted:
             out_first[row] = at[lead, PLACE] + begin
             out_begins[out_first[row]] = True
@@ -436,14 +491,12 @@ def walk(
         pool, ranks, first = layout[replica]
         last = layout[replica + 1, 2] if replica + 1 < len(layout) else len(at)
         for lead in range(first, last, ranks):
-            walk_to(pools, floats, integers, rows, at, ends, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, at[lead, UNTIL])  # fmt: skip
 
 
 @entry
-def add_up(
-    columns: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array
-) -> None:
+def add_up(columns: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array) -> None:
     """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
     where any row of its group begins. ``columns`` [8, rows]: the first step, steps, blocks and what is unfilled of them
     at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most.

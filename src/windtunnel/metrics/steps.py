@@ -159,7 +159,7 @@ class Steps:
         return self if run is self.run else Steps(run)
 
     def pieces(self) -> Iterator["Steps"]:
-        """The same in pieces of the log with neighbouring columns, but for ``ends`` and ``emitted``; pipelines in one."""
+        """The same in pieces of the log with neighbouring columns, but for ``ends``, ``emitted``; pipelines in one."""
         log, size = self.run.iterations, len(self.run.iterations.steps)
         if self.run.piped or size <= PIECE:
             yield self
@@ -220,7 +220,8 @@ class Steps:
             share = np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0) if window.trimmed else 1.0
             steps = log.steps[heads] * share
             used = log.used_blocks[heads].astype(np.float64)
-            return Inside(steps, seconds * share, steps * (log.steps[heads] - 1) / 2, seconds, used, share)
+            passed = (steps * (log.steps[heads] - 1) / 2).astype(np.float64)
+            return Inside(steps, seconds * share, passed, seconds, used, share)
         entries, pools = self.run.manifest["replicas"], self.run.manifest["pools"]
         of_pool = np.array([[pools[entry["pool"]][name] for entry in entries] for name in ("block_size", "kv_blocks")])
         grown = log.decodes[heads] + log.chunk_tokens[heads]
@@ -230,7 +231,7 @@ class Steps:
         edges = (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
         times = start.astype(np.float64), self.grouped.end, self.grouped.begins
         add_up(np.stack(columns).astype(np.int64), *times, *edges, found)
-        return Inside(*found, 1.0)
+        return Inside(found[0], found[1], found[2], found[3], found[4], 1.0)
 
 
 class Inside(NamedTuple):
@@ -241,7 +242,7 @@ class Inside(NamedTuple):
     passed: Floats
     """Σ over these steps of the row's steps before each."""
     held: Floats
-    """Blocks times seconds."""
+    """Blocks times seconds; nothing of use of pipelines."""
     peak: Floats
     """Most blocks that any of its steps begins with."""
     share: float | Floats

@@ -212,7 +212,7 @@ class Run:
             return rows, np.zeros(0, dtype=np.int64)
         pools = self.manifest["pools"]
         blocks = np.array([pools[replica["pool"]]["block_size"] for replica in self.manifest["replicas"]])
-        return unfold(rows, self.step_ends(), lanes, blocks)
+        return unfold(rows, self.step_ends(), blocks)
 
     def durations(self, times: tuple[Times, ...]) -> Floats:
         """How long every single step of every lane would take under these tables."""
