@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.clients import first_of_sessions, play_of, waits_of
+from windtunnel.core.clients import first_of_sessions, play_of, stops, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
@@ -24,6 +25,7 @@ from windtunnel.core.records import (
     GATE_TAIL,
     GROUP,
     HALTS,
+    IDLE_GAP,
     JUMPS,
     LANE,
     LAST,
@@ -58,6 +60,7 @@ from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
+from windtunnel.workload.agents.measured import Measured
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -88,8 +91,20 @@ class Fleet:
     on_failure: str = "retry"
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
+    engines: tuple[int, ...] = ()
+    """Virtual engines of a rank of each pool, each a lane; (): as its policy says."""
     roles: tuple[str, ...] = ()
     """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.disaggregation.handover``."""
+
+    @property
+    def num_engines(self) -> tuple[int, ...]:
+        """Virtual engines of a rank of each pool."""
+        return self.engines or tuple(policy.virtual_engines for policy in self.policies)
+
+    @property
+    def num_lanes(self) -> Integers:
+        """Lanes of all replicas of each pool together."""
+        return np.array([*map(prod, zip(self.replicas, self.lanes, self.num_engines, strict=True))], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +145,8 @@ class Demand:
     turnaround: Floats | None = None
     """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
     at once."""
+    measured: Measured | None = None
+    """The window that counts, after a warm-up; None: all of the run."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
 
@@ -183,8 +200,9 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
     folding = folding_of(fleet) if folds else None
-    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
-        state = with_room(state, folding)
+    for until in stops(state, demand, course, arrivals):
+        while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
+            state = with_room(state, folding)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
     if folding:
@@ -301,23 +319,24 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
 def _clocks() -> Floats:
     """Nothing has been looked at, and nothing is to stop the run."""
     clocks = np.full(NUM_CLOCKS, -1.0)
-    clocks[HALTS] = np.inf
+    clocks[[HALTS, IDLE_GAP]] = np.inf
     return clocks
 
 
 def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], Integers]:
-    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, others have their own."""
+    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, and so do virtual engines;
+    others have their own."""
     group_rows: list[tuple[int, int, int, int]] = []
     lane_rows: list[tuple[int, int, int]] = []
     first_lanes = [0]
     for pool, count in enumerate(fleet.replicas):
-        ranks = fleet.lanes[pool]
+        ranks, engines = fleet.lanes[pool], fleet.num_engines[pool]
         for _ in range(count):
             replica = len(first_lanes) - 1
             for rank in range(ranks):
                 if rank == 0 or not fleet.lockstep[pool]:
-                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else 1))
-                lane_rows.append((len(group_rows) - 1, rank, fleet.limits[pool].num_blocks))
+                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else engines))
+                lane_rows += [(len(group_rows) - 1, rank, fleet.limits[pool].num_blocks // engines)] * engines
             first_lanes.append(len(lane_rows))
     groups = records(len(group_rows), GROUP)
     for i, name in enumerate(("pool", "replica", "first_lane", "num_lanes")):

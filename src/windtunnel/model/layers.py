@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
-from windtunnel.model.mixer import Mixer
+from windtunnel.model.mixer import INDEX_KEYS, Mixer, index_key_bytes
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Attention(Mixer):
     """It attends to keys and values of an earlier layer and caches none (Gemma-4's small models)."""
     rotary: bool = True
     """Queries and keys are rotated by their positions, where the model has no table of them."""
+    context_parts: int = 1
+    """GPUs over which tokens of the cache are spread that would hold the same ones otherwise (decode context
+    parallelism)."""
 
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:
@@ -63,11 +66,16 @@ class Attention(Mixer):
         return 0 if self.shares_cache else self._read_elements(tensor_parallel_size)
 
     def _read_elements(self, tensor_parallel_size: int) -> int:
-        return self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+        each = self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+        return -(-each // self.context_parts)
 
     def reads(self, kv_bytes: int, tensor_parallel_size: int) -> Iterator[tuple[int, float, float]]:
         """Its window; the cache of an earlier layer is read like its own."""
         yield self.window, self.flops_per_context_token(), kv_bytes * self._read_elements(tensor_parallel_size)
+
+    def spread_over(self, tensor_parallel_size: int) -> int:
+        """GPUs that hold the same KV heads."""
+        return 1 if self.window or self.index_dtypes else max(1, tensor_parallel_size // self.num_kv_heads)
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one query token per token of context, all heads: 2·head_dim for QKᵀ, 2·v_head_dim for PV."""
@@ -105,6 +113,11 @@ class MLA(Mixer):
     """Tokens that a query attends to; 0: all. Without an indexer those that an earlier layer's has chosen (GLM-5.2)."""
     output_gate: bool = False
     """A gate as wide as the values of all heads, projected from the hidden state, multiplies the output (Kimi-K3)."""
+    index_dtype: str = "fp8"
+    """Of the indexer's cached keys: ``fp8`` or ``mxfp4``."""
+    context_parts: int = 1
+    """GPUs over which tokens of the cache are spread that would hold the same ones otherwise (decode context
+    parallelism)."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -126,13 +139,23 @@ class MLA(Mixer):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - every GPU keeps the whole latent vector
-        """Cached numbers per token on one GPU: the latent vector and the rotary key, on every GPU alike."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        """Cached numbers per token on one GPU: the latent vector and the rotary key, on every GPU alike, unless tokens
+        are spread over them."""
+        return -(-(self.kv_lora_rank + self.qk_rope_head_dim) // self.context_parts)
+
+    def spread_over(self, tensor_parallel_size: int) -> int:
+        """All GPUs hold the latent vector."""
+        return 1 if self.index_top_k else tensor_parallel_size
 
     @property
     def index_bytes_per_token(self) -> int:
-        """Cached bytes of the indexer's keys: 8-bit numbers and a 32-bit scale for every 128 (DeepSeek-V3.2)."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.index_heads else 0
+        """Cached bytes of the indexer's keys (DeepSeek-V3.2)."""
+        return index_key_bytes(self.index_head_dim, self.index_dtype) if self.index_heads else 0
+
+    @property
+    def index_dtypes(self) -> tuple[str, ...]:
+        """8 bits, or 4."""
+        return INDEX_KEYS if self.index_heads else ()
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one decoding token per token of context, in latent space (absorbed projections)."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.files import parse_json
-from windtunnel.workload import agent_traces, csv_traces, graph, json_traces, own_files
+from windtunnel.workload import csv_traces, graph, json_traces, own_files
+from windtunnel.workload.agents import messages, weka
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
@@ -119,7 +120,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
     if wanted == "sharegpt" or (wanted is None and start == b"["):
         return json_traces.read_sharegpt(data)
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
-        return agent_traces.read_sessions([(path.name, _session(data))], answers)
+        return weka.read_sessions([(path.name, _session(data))], answers)
     if wanted in (*JSON_FORMATS, "ragpulse", "messages") or (wanted is None and start == b"{"):
         return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
@@ -129,7 +130,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
 def _read_folder(path: Path, answers: str) -> Columns:
     if (path / MEASURED).is_file():
         return json_traces.read_measured(_bytes(path / MEASURED), parse_json(_bytes(path / "run.json").decode()))
-    return agent_traces.read_sessions(_folder(path), answers)
+    return weka.read_sessions(_folder(path), answers)
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Any]]:
@@ -151,15 +152,15 @@ def _session(data: bytes, name: str = "") -> Any:
         document = from_json(data)
     except ValueError as error:
         raise InputError(f"{name}: is not JSON ({error})".removeprefix(": ")) from None
-    if not agent_traces.is_session(document):
-        keys = ", ".join(agent_traces.KEYS)
+    if not weka.is_session(document):
+        keys = ", ".join(weka.KEYS)
         raise InputError(f"{name}: is no session of an agent, an object with {keys}".removeprefix(": "))
     return document
 
 
 def _is_one_session(data: bytes) -> bool:
     """Whether a file is one JSON object in the form of an agent's session."""
-    return all(f'"{key}"'.encode() in data for key in agent_traces.KEYS) and agent_traces.is_session(_object(data))
+    return all(f'"{key}"'.encode() in data for key in weka.KEYS) and weka.is_session(_object(data))
 
 
 def _object(data: bytes) -> Any:
@@ -212,8 +213,8 @@ def _check_text(data: bytes) -> None:
 
 
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
-    if wanted == "messages" or (wanted is None and agent_traces.has_messages(data)):
-        return agent_traces.read_messages(json_traces.read_lines(data))
+    if wanted == "messages" or (wanted is None and messages.has_messages(data)):
+        return messages.read_messages(json_traces.read_lines(data))
     plain = json_traces.read_plain(data)
     if plain is not None:
         found = _plain_lines(*plain, wanted, hash_block_size)
