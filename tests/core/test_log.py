@@ -2,6 +2,7 @@
 loses nothing."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equality
@@ -94,7 +95,7 @@ def by_core(case: SglangCase, folds: bool) -> Record:
     from core.schedulers import sglang_cases
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sglang_cases, "run", lambda *args: engine.run(*args, folds=folds))
+        patch.setattr(sglang_cases, "run", partial(engine.run, folds=folds))
         return sglang_cases.by_core(case)
 
 

@@ -218,10 +218,9 @@ class Steps:
             seconds = self.row_seconds[heads]
             inside = np.minimum(start + seconds, window.end) - np.maximum(start, window.start)
             share = np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0) if window.trimmed else 1.0
-            steps = log.steps[heads] * share
+            steps = (log.steps[heads] * share).astype(np.float64)
             used = log.used_blocks[heads].astype(np.float64)
-            passed = (steps * (log.steps[heads] - 1) / 2).astype(np.float64)
-            return Inside(steps, seconds * share, passed, seconds, used, share)
+            return Inside(steps, seconds * share, steps * (log.steps[heads] - 1) / 2, seconds, used, share)
         entries, pools = self.run.manifest["replicas"], self.run.manifest["pools"]
         of_pool = np.array([[pools[entry["pool"]][name] for entry in entries] for name in ("block_size", "kv_blocks")])
         grown = log.decodes[heads] + log.chunk_tokens[heads]
