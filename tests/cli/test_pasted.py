@@ -78,3 +78,8 @@ def test_explain_takes_a_line_with_drafts_and_short_requests(capsys: pytest.Capt
     captured = capsys.readouterr()
     assert json.loads(captured.out)["batch"] == "decode=32@2047,prefill=1x2048@0"
     assert "explained without drafts" in captured.err
+
+
+def test_a_line_is_served_where_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--from", "vllm serve Qwen/Qwen3-8B --port 99999 --served-model-name mine"]) == 2
+    assert "port=99999" in capsys.readouterr().err

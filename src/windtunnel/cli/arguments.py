@@ -7,13 +7,16 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.cli.tables import FORM, FORMS
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.scenario.pasted import Pasted
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
@@ -94,7 +97,18 @@ def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dic
             if remark.startswith("device:") and {"--device", "--devices"} & given.keys():
                 continue
             sys.stderr.write(f"windtunnel: {remark}\n")
-    return check_words(words, "from: ")
+    own = {} if "serve" not in commands else _endpoint(pasted)
+    return check_words(words, "from: ") | own
+
+
+def _endpoint(pasted: "Pasted") -> dict[str, Any]:
+    """Where the server of a line listens and what its model is called, so that clients find the simulated one there."""
+    found = {word.flag.lstrip("-").replace("-", "_"): word.value for word in pasted.ignored}
+    return {
+        name: value
+        for name, value in found.items()
+        if (name == "port" and isinstance(value, int)) or (name == "served_model_name" and isinstance(value, str))
+    }
 
 
 def _require_other_files(arguments: ArgumentCollection) -> None:

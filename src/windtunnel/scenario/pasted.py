@@ -35,6 +35,11 @@ class Pasted:
         return tuple(word for reading in self.readings for word in reading.used)
 
     @property
+    def ignored(self) -> tuple[Word, ...]:
+        """Flags that change neither time nor memory."""
+        return tuple(word for reading in self.readings for word in reading.ignored)
+
+    @property
     def not_simulated(self) -> tuple[Word, ...]:
         """Flags that would change time or memory, and do not here."""
         return tuple(word for reading in self.readings for word in reading.not_simulated)

@@ -316,7 +316,7 @@ def _finish(
         if line is not None:
             show(wrapped(line.sentence))
             if line.helps:
-                show(table(("change", "your line", "better"), line.changes, left=3))
+                show(table(("change", "your line", "better"), line.shown, left=3))
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []
         loads = len(common.answers) if common else 1
