@@ -13,7 +13,7 @@ import numpy as np
 from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.files import parse_json
 from windtunnel.workload import csv_traces, graph, json_traces, own_files
-from windtunnel.workload.agents import messages, weka
+from windtunnel.workload.agents import aiperf, guidellm, messages, weka
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
@@ -34,8 +34,14 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "lengths": (csv_traces.read_lengths, csv_traces.LENGTHS, csv_traces.VIDUR_MORE),
     "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
+CONVERSATIONS = {
+    "guidellm": (guidellm.is_guidellm, guidellm.read_guidellm),
+    "aiperf": (aiperf.is_aiperf, aiperf.read_aiperf),
+}
+"""Lines that are conversations: format → whether it is one, and the reader."""
+OF_CONVERSATIONS, FIRST_BYTES = (b'"turns"', b'"orchestrator"', b'"prompt_0"'), 1 << 16
 JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
-FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse", "messages")
+FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse", "messages", "aiperf", "guidellm")
 
 
 def load_trace(
@@ -121,7 +127,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
         return json_traces.read_sharegpt(data)
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
         return weka.read_sessions([(path.name, _session(data))], answers)
-    if wanted in (*JSON_FORMATS, "ragpulse", "messages") or (wanted is None and start == b"{"):
+    if wanted in (*JSON_FORMATS, "ragpulse", "messages", *CONVERSATIONS) or (wanted is None and start == b"{"):
         return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
@@ -215,6 +221,11 @@ def _check_text(data: bytes) -> None:
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
     if wanted == "messages" or (wanted is None and messages.has_messages(data)):
         return messages.read_messages(json_traces.read_lines(data))
+    if wanted in CONVERSATIONS or (wanted is None and any(word in data[:FIRST_BYTES] for word in OF_CONVERSATIONS)):
+        talks = json_traces.read_lines(data)
+        kinds = [kind for kind, (fits, _) in CONVERSATIONS.items() if fits(talks[0])]
+        if wanted or kinds:
+            return CONVERSATIONS[wanted or kinds[0]][1](talks)
     plain = json_traces.read_plain(data)
     if plain is not None:
         found = _plain_lines(*plain, wanted, hash_block_size)

@@ -104,7 +104,6 @@ class _Traces:
         self.after = [parents[offsets[r] : offsets[r + 1]] for r in range(n)]
         self.prompt, self.output = corpus.prompt_tokens.tolist(), corpus.output_tokens.tolist()
         self.think = corpus.think_time.tolist()
-        self.arrival = np.nan_to_num(corpus.arrival).tolist()
         numbers = np.where(corpus.session >= 0, corpus.session, -1 - np.arange(n)).tolist()
         rows: dict[int, list[int]] = {}
         for r in texts.earlier_first(begins, corpus.waits).tolist():
@@ -113,9 +112,21 @@ class _Traces:
         if longest is not None:
             texts_of = (corpus.prompt_tokens + corpus.output_tokens).tolist()
             self.rows = [one for one in self.rows if max(texts_of[r] for r in one) <= longest]
+        self.arrival = self._offsets(corpus.arrival.tolist())
         self.others, self.tokens = (part.tolist() for part in begins)
         self.first, self.shared = self._beginnings(numbers)
         """(Of each row the first text that it shares something with, how much of it other plays have.)"""
+
+    def _offsets(self, arrival: list[float]) -> list[float]:
+        """Seconds from the session's first request; of those that wait, that of the latest one before."""
+        found = [0.0] * len(arrival)
+        for rows in self.rows:
+            first = min(arrival[r] for r in rows if not self.after[r])
+            for r in rows:
+                found[r] = max(
+                    (found[p] for p in self.after[r]), default=arrival[r] - first if not self.after[r] else 0.0
+                )
+        return found
 
     def _beginnings(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
         first, upto = list(range(len(self.others))), list(self.prompt)

@@ -6,15 +6,14 @@ Source: github.com/mlcommons/endpoints at 7bc1908, scripts/agentic_inference_dat
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.workload.agents.talk import tokens_of
 
 MESSAGE = ("conversation_id", "turn", "role")
 """Keys of every message."""
-CHARACTERS_PER_TOKEN = 4
 FIRST_BYTES = 4096
 
 
@@ -58,10 +57,10 @@ def _append_talk(
 ) -> None:
     """One more conversation. ``heads``: the first row that begins with a system prompt and tools."""
     head = "".join(_said(row, "system") + _said(row, "tools") for row in talk[:1])
-    shared = _tokens(head) if head else 0
+    shared = tokens_of(head) if head else 0
     prompt, think, before = shared, 0.0, None
     for row in talk:
-        own = _tokens("".join(_said(row, key) for key in ("content", "tool_calls", "tool_results")))
+        own = tokens_of("".join(_said(row, key) for key in ("content", "tool_calls", "tool_results")))
         if row["role"] != "assistant":
             prompt, think = prompt + own, think + float(row.get("delay_seconds") or 0.0)
             continue
@@ -77,7 +76,3 @@ def _append_talk(
 def _said(row: Mapping[str, Any], key: str) -> str:
     found = row.get(key) or ""
     return found if isinstance(found, str) else json.dumps(found)
-
-
-def _tokens(text: str) -> int:
-    return max(math.ceil(len(text) / CHARACTERS_PER_TOKEN), 1)
