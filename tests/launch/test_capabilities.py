@@ -20,6 +20,7 @@ from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
+from windtunnel.perf.kernel import Efficiency
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
@@ -151,6 +152,66 @@ def test_index_keys_of_minimax_m3_are_in_16_bits_unless_told() -> None:
         assert (
             "indexer_kv_dtype" not in reading(f"vllm serve {model} --attention-config.indexer_kv_dtype bf16").settings
         )
+
+
+def test_contexts_in_parts_fit_as_many_times_and_are_read_as_much_faster() -> None:
+    """All 8 GPUs hold the latent vectors of DeepSeek-R1: over 8 of them 8 times the tokens fit, and each reads an
+    eighth (vLLM's docs/serving/context_parallel_deployment.md). For few and short contexts queries and sums that are
+    exchanged cost more. What is kept for each request, not for each token, stays."""
+    line = "vllm serve nvidia/DeepSeek-R1-NVFP4 -tp 8 --max-model-len 131072"
+    whole, parts = (
+        Pool(load_model("nvidia/DeepSeek-R1-NVFP4"), device("b200"), Engine(**reading(text).settings))
+        for text in (line, f"{line} -dcp 8")
+    )
+    assert kv_blocks(parts).num_blocks == pytest.approx(8 * kv_blocks(whole).num_blocks, rel=1e-4)
+    (alone,), (spread,) = (batch_times(Deployment((each,)), "modelled") for each in (whole, parts))
+    assert spread.times.rank(1, 500, []) > alone.times.rank(1, 500, [])
+    more, less = (each.groups["attention"] for each in (alone, spread))
+    far, near = 64 * 100_000, 64 * 50_000
+    assert (more.decode(64, far) - more.decode(64, near)) / (less.decode(64, far) - less.decode(64, near)) > 4
+    kernels = {op.name: op.kernel for op in operators(parts)}
+    one, keys, zero = np.ones(1), np.full(1, 80_000.0), np.zeros(1)
+    read = kernels["decode_latent_attention"].bytes_moved(one, 2 * keys)
+    read = read - kernels["decode_latent_attention"].bytes_moved(one, keys)
+    np.testing.assert_allclose(read, 80_000 / 8 * 576)
+    context = kernels["context_all_gather"]
+    np.testing.assert_allclose(context.bytes_moved(one, keys), 7 / 8 * 80_000 * 576)
+    assert context.attained(device("b200"), {"gather": Efficiency(1, 1, 1e-6)}, one, zero) == 0
+    kimi, over_8 = (
+        pool("moonshotai/Kimi-K3", "gb300", tensor_parallel_size=16, decode_context_parallel_size=size)
+        for size in (1, 8)
+    )
+    assert over_8.model.state_bytes(16) == kimi.model.state_bytes(16)
+    assert over_8.model.kv_bytes_per_token("auto", 16) * 8 == kimi.model.kv_bytes_per_token("auto", 16)
+    for model, gpus in (("Qwen/Qwen3-8B", 8), ("deepseek-ai/DeepSeek-V3.2", 8), ("openai/gpt-oss-120b", 8)):
+        with pytest.raises(InputError, match="decode_context_parallel_size=2: must divide the GPUs that hold the same"):
+            pool(model, "b200", tensor_parallel_size=gpus, decode_context_parallel_size=2)
+
+
+def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:
+    """MiniMax-M3's heads cache 8192 bytes a token on each of 4 GPUs, or 512 with 4 KV heads (TensorRT-LLM #17406). Of
+    Qwen3-8B's one the tensors are known: 3 x 4096 to 4096, 8192 to 4096 and twice 1024, 4096 to 4096, three of 4096 x
+    12288, 32,000 x 4096. A draft more takes a pass through all but the first of them."""
+    line = "vllm serve nvidia/MiniMax-M3-NVFP4 -tp 4 --max-model-len 8192 --kv-cache-dtype bfloat16"
+    drafts = '{"method": "eagle3", "model": "Inferact/MiniMax-M3-EAGLE3%s", "num_speculative_tokens": 3}'
+    m3 = load_model("nvidia/MiniMax-M3-NVFP4")
+    plain, grouped, single = (
+        kv_blocks(Pool(m3, device("b200"), Engine(**reading(text).settings)))
+        for text in (line, *(f"{line} --speculative-config '{drafts % kind}'" for kind in ("-GQA", "")))
+    )
+    assert (grouped.block_bytes - plain.block_bytes) == 512 * plain.block_size
+    assert (single.block_bytes - plain.block_bytes) == 8192 * plain.block_size
+    said: dict[str, Any] = {"acceptance_length": 1.0, "speculative_model": "AngelSlim/Qwen3-8B_eagle3"}
+    two, three = (pool("Qwen/Qwen3-8B", **said, num_speculative_tokens=drafts) for drafts in (2, 3))
+    layer = 2 * (8192 * (4096 + 2 * 1024) + 4096**2 + 3 * 4096 * 12288 + 32000 * 4096)
+    weights = kv_blocks(two).weight_bytes - kv_blocks(pool("Qwen/Qwen3-8B")).weight_bytes
+    assert weights == layer + 2 * 3 * 4096 * 4096
+    (fewer,), (more,) = (batch_times(Deployment((each,)), "modelled") for each in (two, three))
+    longer = more.groups["gemm"].rank(1, 64, []) - fewer.groups["gemm"].rank(1, 64, [])
+    least = layer / device("h100").memory_bandwidth
+    assert least < longer < 1.5 * least
+    with pytest.raises(InputError, match="only EAGLE-3 heads are simulated"):
+        pool("Qwen/Qwen3-8B", **said | {"speculative_model": "someone/DFlash"}, num_speculative_tokens=1)
 
 
 def test_copies_of_experts_take_memory() -> None:

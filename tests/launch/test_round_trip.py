@@ -60,10 +60,12 @@ COMMON: dict[str, Any] = {
     "disable_custom_all_reduce": st.booleans(),
     "cudagraph_capture_sizes": st.sampled_from([(1, 2, 4), (8, 16, 128)]),
     "num_speculative_tokens": st.sampled_from([1, 3]),
+    "speculative_model": st.just("someone/Some-Eagle3"),
 }
 OWN: dict[str, dict[str, Any]] = {
     "vllm": {
         "enable_prefix_caching": st.booleans(),
+        "decode_context_parallel_size": st.sampled_from([2, 4]),
         "block_size": st.sampled_from([32, 64]),
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
@@ -87,6 +89,7 @@ OWN: dict[str, dict[str, Any]] = {
         "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
+        "decode_context_parallel_size": st.sampled_from([2, 4]),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
@@ -130,7 +133,9 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
         )
         for name in without(model, flags):
             flags.pop(name, None)
-        if "num_speculative_tokens" in flags:
+        if "num_speculative_tokens" not in flags:
+            flags.pop("speculative_model", None)
+        else:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
 
@@ -159,6 +164,9 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"swa_full_tokens_ratio"}
     if not any(layer.attention and layer.attention.index_dtypes for _, layer in model.layers):
         found |= {"indexer_kv_dtype"}
+    heads = {getattr(layer.attention, "num_kv_heads", 1) for _, layer in model.layers if layer.attention}
+    if flags.get("tensor_parallel_size", 1) // max(heads) < flags.get("decode_context_parallel_size", 1):
+        found |= {"decode_context_parallel_size"}  # mostly refused
     alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
     if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.clients import first_of_sessions, play_of, waits_of
+from windtunnel.core.clients import first_of_sessions, play_of, stops, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.log import Folding
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     ALL,
@@ -23,6 +25,7 @@ from windtunnel.core.records import (
     GATE_TAIL,
     GROUP,
     HALTS,
+    IDLE_GAP,
     JUMPS,
     LANE,
     LAST,
@@ -57,6 +60,7 @@ from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
+from windtunnel.workload.agents.measured import Measured
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -87,8 +91,20 @@ class Fleet:
     on_failure: str = "retry"
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
+    engines: tuple[int, ...] = ()
+    """Virtual engines of a rank of each pool, each a lane; (): as its policy says."""
     roles: tuple[str, ...] = ()
     """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.disaggregation.handover``."""
+
+    @property
+    def num_engines(self) -> tuple[int, ...]:
+        """Virtual engines of a rank of each pool."""
+        return self.engines or tuple(policy.virtual_engines for policy in self.policies)
+
+    @property
+    def num_lanes(self) -> Integers:
+        """Lanes of all replicas of each pool together."""
+        return np.array([*map(prod, zip(self.replicas, self.lanes, self.num_engines, strict=True))], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +145,8 @@ class Demand:
     turnaround: Floats | None = None
     """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
     at once."""
+    measured: Measured | None = None
+    """The window that counts, after a warm-up; None: all of the run."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
 
@@ -168,8 +186,9 @@ class Record:
     """Of replicas that start, stop or fail."""
 
 
-def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
-    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once.
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True, folds: bool = False) -> Record:
+    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once, ``folds`` leaves
+    only the rows of the log where a lane changes (``core.log``).
 
     Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go,
     ``core.disaggregation`` prefill and decode pools.
@@ -180,10 +199,14 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
-        state = with_room(state)
+    folding = folding_of(fleet) if folds else None
+    for until in stops(state, demand, course, arrivals):
+        while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
+            state = with_room(state, folding)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
+    if folding:
+        folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     tiers = use_of(state.stores, fleet)
@@ -296,23 +319,24 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
 def _clocks() -> Floats:
     """Nothing has been looked at, and nothing is to stop the run."""
     clocks = np.full(NUM_CLOCKS, -1.0)
-    clocks[HALTS] = np.inf
+    clocks[[HALTS, IDLE_GAP]] = np.inf
     return clocks
 
 
 def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], Integers]:
-    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, others have their own."""
+    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, and so do virtual engines;
+    others have their own."""
     group_rows: list[tuple[int, int, int, int]] = []
     lane_rows: list[tuple[int, int, int]] = []
     first_lanes = [0]
     for pool, count in enumerate(fleet.replicas):
-        ranks = fleet.lanes[pool]
+        ranks, engines = fleet.lanes[pool], fleet.num_engines[pool]
         for _ in range(count):
             replica = len(first_lanes) - 1
             for rank in range(ranks):
                 if rank == 0 or not fleet.lockstep[pool]:
-                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else 1))
-                lane_rows.append((len(group_rows) - 1, rank, fleet.limits[pool].num_blocks))
+                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else engines))
+                lane_rows += [(len(group_rows) - 1, rank, fleet.limits[pool].num_blocks // engines)] * engines
             first_lanes.append(len(lane_rows))
     groups = records(len(group_rows), GROUP)
     for i, name in enumerate(("pool", "replica", "first_lane", "num_lanes")):
@@ -345,8 +369,23 @@ def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
     return requests
 
 
-def with_room(state: State) -> State:
-    """Twice as much room in the log, and in what the schedulers keep."""
+ROOM = 16
+"""A folded log grows when less than this part of it is left."""
+
+
+def folding_of(fleet: Fleet) -> Folding:
+    """What folds the log of a run."""
+    return Folding(np.array([limits.block_size for limits in fleet.limits], dtype=np.int64))
+
+
+def with_room(state: State, folding: Folding | None = None) -> State:
+    """Twice as much room in the log, and in what the schedulers keep; or a log that is folded, if that will do."""
+    groups, counters = state.groups, state.counters
+    wanted = (groups["num_lanes"] * (state.pools["max_num_seqs"][groups["pool"]] + 2)).max()
+    if folding and len(state.rows) - counters[ROWS] <= wanted:
+        folding.fold(state)
+        if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
+            return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)

@@ -52,6 +52,9 @@ class Engine:
     """Stages of layers, one after the other."""
     data_parallel_size: int = 1
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
+    decode_context_parallel_size: int = 1
+    """GPUs of those that share every layer over which the cached tokens of a request are spread, where they would all
+    hold the same (latent attention, fewer KV heads than GPUs)."""
     enable_expert_parallel: bool = False
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
@@ -110,6 +113,8 @@ class Engine:
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
+    speculative_model: str | None = None
+    """Name of the EAGLE-3 head that drafts; None: a layer like the model's last one does (multi-token prediction)."""
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
     and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
@@ -155,8 +160,8 @@ class Engine:
         object.__setattr__(self, "preset", preset(self.preset).name)
         if self.quantization == AS_STORED:
             object.__setattr__(self, "quantization", None)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            self._require_integer(name, 1)
+        for name in ("tensor", "pipeline", "data", "decode_context"):
+            self._require_integer(f"{name}_parallel_size", 1)
         self._check_around()
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
@@ -221,6 +226,10 @@ class Engine:
             raise InputError(
                 f"num_speculative_tokens={self.num_speculative_tokens}: needs acceptance_length, the mean number of "
                 f"tokens that a step yields (1 to {most})"
+            )
+        if self.speculative_model and not self.num_speculative_tokens:
+            raise InputError(
+                f"speculative_model={self.speculative_model!r}: drafts nothing: add num_speculative_tokens"
             )
         if length is not None and not (isfinite(length) and 1 <= length <= most):
             raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")

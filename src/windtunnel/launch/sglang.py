@@ -10,7 +10,7 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, in_groups, index_dtype, kv_dtype, quantization
+from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, index_dtype, kv_dtype, quantization
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
@@ -54,6 +54,7 @@ def settings(asked: Asked) -> Settings:
     engine: dict[str, Any] = {
         "tensor_parallel_size": gpus // together,
         "pipeline_parallel_size": asked.integer("pp-size"),
+        "decode_context_parallel_size": asked.integer("dcp-size"),
         "data_parallel_size": together if together > 1 else (apart if dense and apart > 1 else None),
         "max_model_len": asked.integer("context-length"),
         "max_num_seqs": _shared(asked.integer("max-running-requests"), together),
@@ -214,6 +215,7 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = max(1, drafts)
     name = "mtp" if algorithm == "EAGLE" and not asked.text_of("speculative-draft-model-path") else algorithm
     engine["acceptance_length"] = acceptance(asked, name, max(1, steps or drafts), None)
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path")
     if wide:
         asked.refused["speculative-eagle-topk"] = "drafts form a tree: a chain of as many tokens stands for it"
 

@@ -17,9 +17,11 @@ from windtunnel.deployment.engine import (
     ONE_SIDED,
 )
 from windtunnel.deployment.resolve import SAME_METHOD
+from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
 from windtunnel.launch.table import table
+from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.quantization import KV_DTYPE_BYTES
 
 SIMPLE = {flag: field for flag, field in table("vllm").used.items() if flag.replace("-", "_") == field}
@@ -212,7 +214,9 @@ def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:
     if given is None or asked.model is None:
         return
     size = engine["block_size"] or (LARGEST_BLOCK if asked.model.has_mla else 16)
-    token = asked.model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", engine["tensor_parallel_size"] or 1)
+    tp, parts = engine["tensor_parallel_size"] or 1, engine["decode_context_parallel_size"] or 1
+    model = asked.model.with_context_parts(parts, tp) if parts > 1 else asked.model
+    token = model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", tp)
     if token:
         engine["num_gpu_blocks_override"] = max(2, int(given // (size * token)))
 
@@ -226,10 +230,23 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = drafts = drafts or 1
     length = asked.number("speculative-config.synthetic-acceptance-length")
     engine["acceptance_length"] = acceptance(asked, method or "draft_model", drafts, length)
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model")
     if method in ("ngram", "suffix", "ngram_gpu"):
         asked.refused["speculative-config.method"] = (
             "drafts are looked up and cost no kernels: a prediction layer stands for it"
         )
+
+
+def head_of_drafts(asked: Asked, flag: str) -> str | None:
+    """The EAGLE-3 head that drafts; any other draft costs what the model's own prediction layer would."""
+    name = asked.text_of(flag)
+    try:
+        if name and asked.model is not None:
+            draft_head(asked.model, name)
+            return name
+    except InputError:
+        asked.unused[flag] = "where the draft comes from: its cost is that of the model's own prediction layers"
+    return None
 
 
 def acceptance(asked: Asked, method: str, drafts: int, given: float | None) -> float:

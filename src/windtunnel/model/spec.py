@@ -22,6 +22,8 @@ COMPONENTS = (
     "norm",
     "lm_head",
 )
+PREDICTING = "multi-token prediction layers are left out without speculative decoding"
+"""What a reader should know of a model that has them, unless something drafts."""
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
@@ -170,6 +172,27 @@ class Model:
             mixer: Any = layer.attention
             own = mixer is not None and dtype in mixer.index_dtypes
             layers.append((count, replace(layer, attention=replace(mixer, index_dtype=dtype)) if own else layer))
+        return replace(self, layers=tuple(layers))
+
+    def with_context_parts(self, parts: int, tensor_parallel_size: int) -> "Model":
+        """The same model whose cached tokens are spread over so many GPUs that would repeat them.
+
+        Raises InputError where they would not.
+        """
+        layers, most = [], 0
+        for count, layer in self.layers:
+            mixer: Any = layer.attention
+            spread = mixer.spread_over(tensor_parallel_size) if mixer is not None else 0
+            caches = mixer is not None and (mixer.kv_elements_per_token() or mixer.held_spans)
+            if caches and (not spread or spread % parts):
+                raise InputError(
+                    f"decode_context_parallel_size={parts}: must divide the GPUs that hold the same KV of a token, "
+                    f"{max(spread, 1)} for {self.name} with tensor_parallel_size={tensor_parallel_size}"
+                )
+            most = max(most, spread)
+            layers.append((count, replace(layer, attention=replace(mixer, context_parts=parts)) if caches else layer))
+        if not most:
+            raise InputError(f"decode_context_parallel_size={parts}: {self.name} caches no tokens; leave it out")
         return replace(self, layers=tuple(layers))
 
     def with_quantization(self, quantization: Quantization | None) -> "Model":

@@ -27,6 +27,7 @@ SWITCHES = tuple(name for name in SIMPLE.values() if name in BOTH_SIDES - BY_RUL
 SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
     "all2all_backend": (GATHERED,),
     "enable_dbo": (False,),
     "dtype": ("auto",),
@@ -46,6 +47,7 @@ DEEPEP_MODES = {backend: mode for mode, backend in MODES.items()}
 SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
 OF_FRONT = {
+    "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
     "api_server_count": 1,
@@ -114,7 +116,7 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     if engine.get("scheduler_reserve_full_isl") is False and chosen.scheduler_reserve_full_isl:
         words.append("--no-scheduler-reserve-full-isl")
     if drafts := engine.get("num_speculative_tokens"):
-        settings = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
+        settings = json.dumps(_drafter(engine.get("speculative_model")) | {"num_speculative_tokens": drafts})
         words += ["--speculative-config", shlex.quote(settings)]
     if copies := engine.get("num_redundant_experts"):
         words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
@@ -157,7 +159,8 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "dtype": engine.get("dtype"),
         "kv_cache_dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
         "quantization": engine.get("quantization"),
-        "num_speculative_tokens": _chain(engine.get("num_speculative_tokens")),
+        "num_speculative_tokens": _chain(engine.get("num_speculative_tokens"), engine.get("speculative_model")),
+        "speculative_model": engine.get("speculative_model"),
         "states_per_request": _buffer(engine, rules),
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
@@ -187,9 +190,14 @@ def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
     return zip(flags, value, strict=False) if isinstance(value, tuple) else [(flags[0], value)]
 
 
-def _chain(drafts: int | None) -> tuple[Any, ...] | None:
+def _drafter(head: str | None) -> dict[str, str]:
+    """vLLM's method, and the head that drafts."""
+    return {"method": "eagle3", "model": head} if head else {"method": "mtp"}
+
+
+def _chain(drafts: int | None, head: str | None) -> tuple[Any, ...] | None:
     """Algorithm, steps, width and tokens of a chain of drafts, the token before them included."""
-    return ("NEXTN", drafts, 1, drafts + 1) if drafts else None
+    return ("EAGLE3" if head else "NEXTN", drafts, 1, drafts + 1) if drafts else None
 
 
 def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
@@ -296,7 +304,10 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         steps = round(steps / (engine.get("acceptance_length") or 1.0))
         yield f"attention_dp_config:\n  enable_balance: true\n  timeout_iters: {max(1, steps)}"
     if drafts := engine.get("num_speculative_tokens"):
-        yield f"speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: {drafts}"
+        mtp = f"MTP\n  num_nextn_predict_layers: {drafts}"
+        head = engine.get("speculative_model")
+        eagle = f"Eagle3\n  max_draft_len: {drafts}\n  speculative_model: {json.dumps(head)}"
+        yield f"speculative_config:\n  decoding_type: {eagle if head else mtp}"
 
 
 def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:

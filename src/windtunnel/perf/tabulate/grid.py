@@ -34,6 +34,7 @@ from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
 from windtunnel.perf.user_kernels import databases
 
+EVERY = "every"
 Ask = Callable[[int], KernelTimes]
 """Times with so many tokens for each request."""
 
@@ -115,7 +116,11 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             tokens = np.arange(len(ax.padded))
             decodes, prompts = (replace(operator, kernel=operator.kernel.resolved(mixed)) for mixed in (False, True))
             plain = token_times(decodes, tokens, ax.padded, ax.graph_tokens, predictor, parts)
-            found = per_token(lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share)
+            found = per_token(
+                lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share, operator.passes
+            )
+            if operator.passes == EVERY:
+                plain = replace(plain, seconds=plain.seconds + (ax.drafts - 1) * plain.seconds[1])
             if ax.padded_with_prompts and prompts == decodes:
                 return {"decode_tokens": found, "mixed_tokens": plain}
             eagerly = token_times(prompts, tokens, tokens, 0, predictor, parts)
@@ -134,12 +139,15 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             def asked(each: int) -> KernelTimes:
                 return predictor.along(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
 
-            return {"sequences": per_token(asked, ax, 1.0)}
+            drafted = float(ax.draft_share > 0)  # a layer of the model's drafts with the model's own output head
+            return {"sequences": per_draft(asked(1), ax) if operator.passes else per_token(asked, ax, drafted)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
-            found = per_request(decode_times(operator, a, b, predictor, parts), ax)
+            found = per_request(decode_times(operator, a, b, predictor, parts), ax, operator.passes)
             beside = replace(operator, kernel=operator.kernel.beside_prefill()) if ax.one_call else operator
-            mixed = found if beside == operator else per_request(decode_times(beside, a, b, predictor, parts), ax)
+            mixed = found
+            if beside != operator:
+                mixed = per_request(decode_times(beside, a, b, predictor, parts), ax, operator.passes)
             return {"decode_attention": found, "mixed_attention": mixed}
         case _:
             a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
@@ -177,19 +185,30 @@ def _each_of_all(operator: Operator, each: int, parts: int, predictor: Predictor
     return predictor.along(operator.kernel, tokens, np.zeros_like(tokens))
 
 
-def per_token(ask: Ask, ax: Axes, drafted: float) -> KernelTimes:
-    """Seconds per generated token of an operator that every token passes; ``drafted``: its share in one draft pass."""
+def per_token(ask: Ask, ax: Axes, drafted: float, passes: str = "") -> KernelTimes:
+    """Seconds per generated token of an operator that every token passes; ``drafted``: its share in one draft pass;
+    ``passes``: as of an operator. The first pass of a head goes over all tokens of the step, further ones over one of
+    each request (EAGLE's ``propose`` in vllm/v1/spec_decode/eagle.py)."""
     if not ax.drafts:
         return ask(1)
     verified, alone = ask(ax.drafts + 1), ask(1)
-    seconds = (verified.seconds + ax.drafts * drafted * alone.seconds) / ax.accepted
+    more = ax.drafts * drafted if not passes else ax.drafts - 1 if passes == EVERY else 0
+    seconds = (verified.seconds + more * alone.seconds) / ax.accepted
     return replace(verified, seconds=seconds, sources=np.maximum(verified.sources, alone.sources))
 
 
-def per_request(found: KernelTimes, ax: Axes) -> KernelTimes:
-    """Seconds per generated token of decode attention, which a verification asks once for all tokens of a request."""
+def per_draft(found: KernelTimes, ax: Axes) -> KernelTimes:
+    """Seconds per generated token of what every draft asks once for all requests."""
+    return replace(found, seconds=found.seconds * ax.drafts / ax.accepted)
+
+
+def per_request(found: KernelTimes, ax: Axes, passes: str = "") -> KernelTimes:
+    """Seconds per generated token of decode attention, which a verification asks once for all tokens of a request, and
+    a head in each of its passes."""
     if not ax.drafts:
         return found
+    if passes:
+        return per_draft(found, ax)
     return replace(found, seconds=found.seconds * (1.0 + ax.drafts * ax.draft_share) / ax.accepted)
 
 
