@@ -21,8 +21,7 @@ NAMED_AT_ONCE = 256
 MOST_BLOCKS = 1 << 20
 """Of all texts that are known; those that were not gone on from for longest are forgotten."""
 HEAD, HEADS, LENGTHS = 16, 1 << 14, 64
-"""Characters by which prompts are told apart before they are read, how many beginnings are known, and how many lengths
-of each."""
+"""Characters that tell prompts from each other, how many such beginnings are known, and how many lengths of each."""
 ANSWERS = 64
 """Of the same prompt that are known."""
 
