@@ -11,6 +11,10 @@ from oracle.loop import Loop, Replica
 from oracle.mixed_records import record_of, router_of
 from oracle.pipeline import Pipeline, table_passage
 from oracle.replica import Group, table_time
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
+from oracle.vllm_v1.speculation import Speculation
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
@@ -19,10 +23,6 @@ from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.speculation import Speculation
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)

@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from oracle.vllm_v1.replay import replay
+
 from windtunnel.replay.recording import Recording, read_recording
-from windtunnel.replay.vllm_v1 import replay_readable as replay
 
 Row = dict[str, Any]
 Step = dict[str, Any]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.vllm_v1 import replay as vllm_v1_oracle
 
 from replay.replay_engines import OWN_RECORDINGS, RECORDINGS
 from replay.test_core_runs import tables
@@ -36,7 +37,7 @@ def name_of(path: Path) -> str:
 
 PATHS = paths(*IN_THE_CORE)
 BOTH = [(path, text) for path in [*PATHS, *paths(*IN_STEPS)] for text in ("readable", "core")]
-TEXTS = {"readable": vllm_v1.replay_readable, "core": vllm_v1.replay, "command": vllm_v1.replay}
+TEXTS = {"readable": vllm_v1_oracle.replay, "core": vllm_v1.replay, "command": vllm_v1.replay}
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:

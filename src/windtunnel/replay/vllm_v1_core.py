@@ -10,6 +10,7 @@ import numpy as np
 
 from windtunnel.core.records import GONE, NONE
 from windtunnel.core.schedulers.vllm_v1.drafts import REQUEST, YIELDED
+from windtunnel.core.schedulers.vllm_v1.encoder import CONTENT, STEP
 from windtunnel.core.seats import NEVER, NOW, WHO
 from windtunnel.policy import Limits, VllmV1, generated
 from windtunnel.policy.drafts import Drafts
@@ -53,6 +54,27 @@ class Core:
         """What prefill_schedule_interval looks at."""
         lane = self.lane.lane
         return interval_words(int(lane["last_prefill_step"]), int(lane["executed"]), bool(lane["capacity_bound"]))
+
+    @property
+    def encoded(self) -> Record:
+        """What the encoder computes in the step that was decided, and what its cache holds."""
+        encoder, lane, rows = self.stepper.state.extra.encoder, self.lane.lane, self.lane.rows
+        owner = np.repeat(np.arange(len(rows)), np.diff(encoder.first))
+        now = np.flatnonzero(encoder.inputs[:, STEP] == lane["encoder_step"])
+        names = {
+            content: image[2]
+            for content, image in zip(encoder.inputs[:, CONTENT].tolist(), self._images(), strict=True)
+        }
+        return {
+            "encoder": {
+                rows[r].id: [int(j - encoder.first[r]) for j in now if owner[j] == r] for r in dict.fromkeys(owner[now])
+            },
+            "encoder_free": int(lane["encoder_free"]),
+            "encoder_freed": [names[content] for content in encoder.dropped[ONLY, : lane["encoder_dropped"]].tolist()],
+        }
+
+    def _images(self) -> list[tuple[int, int, str]]:
+        return [image for row in self.lane.rows for image in row.images]
 
     @property
     def preemptions(self) -> list[int]:
