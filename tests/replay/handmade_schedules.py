@@ -58,6 +58,44 @@ def random_recording(seed: int) -> Recording:
     return recording(config, *rows)
 
 
+def random_images(seed: int) -> Recording:
+    """The same with inputs of an encoder, few of them that fit it at once, some alike, and sometimes drafts."""
+    rng, plain = random.Random(seed), random_recording(seed)
+    room, rows = plain.config["max_model_len"], []
+    for row in plain.requests:
+        images, place = [], rng.choice([0, 0, 1, 9])
+        while rng.random() < 0.7 and place < row.prompt_tokens:
+            size = rng.randint(1, min(row.prompt_tokens - place, 40))
+            images.append([place, size, f"{rng.randint(0, 9)}-{size}"])
+            place += size + rng.choice([0, 0, 1, 3, 20])
+        rows.append(
+            request(
+                row.prompt_tokens,
+                row.output_tokens,
+                id=row.id,
+                arrival=row.arrival,
+                priority=row.priority,
+                images=images,
+            )
+        )
+    largest = max((size for row in rows for _, size, _ in row["images"]), default=1)
+    config = plain.config | {
+        "encoder_compute_budget": largest + rng.choice([0, 0, 10, 100]),
+        "encoder_cache_size": largest + rng.choice([0, 1, 10, 40, 400]),
+        "disable_chunked_mm_input": rng.random() < 0.3 and plain.config["max_num_batched_tokens"] >= room,
+    }
+    if rng.random() < 0.25:
+        config["prefill_schedule_interval"] = rng.choice([2, 3, 5])
+    if rng.random() < 0.25:
+        config["spec"] = {
+            "k": rng.randint(1, 4),
+            "method": rng.choice(["ngram", "eagle", "draft_model"]),
+            "accept": 0.6,
+        }
+        config["max_num_batched_tokens"] += 5
+    return recording(config, *rows)
+
+
 def random_config(rng: random.Random) -> dict[str, Any]:
     """Settings of every kind; some are without effect in older versions."""
     seqs = rng.choice([1, 2, 4, 8, 16])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.vllm_v1 import replay as vllm_v1_oracle
 
 from windtunnel.errors import InputError
 from windtunnel.replay import sglang, vllm_v1

@@ -76,12 +76,14 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
         max_loras=config["max_loras"],
         prefill_schedule_interval=config["prefill_schedule_interval"],
-        encoder=Encoder(
-            config["encoder_compute_budget"], config["encoder_cache_size"], config["disable_chunked_mm_input"]
-        )
-        if config["encoder_cache_size"]
-        else None,
+        encoder=encoder_of(config),
     )
+
+
+def encoder_of(config: Mapping[str, Any]) -> Encoder | None:
+    """What inputs of an encoder may take; None: there are none."""
+    given = config["encoder_compute_budget"], config["encoder_cache_size"]
+    return Encoder(*given, config["disable_chunked_mm_input"]) if any(given) else None
 
 
 class Engine(Scheduler, Protocol):
@@ -124,20 +126,9 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
         InputError: an unknown version or setting, or a request that can never run.
     """
     room, rules = settings_of(recording, version)
-    encodes = "encoder_cache_size" in recording.config
-    if rules.drafts is None:
-        one = Core(recording, room, rules)
-        yield from records(one, recording, version, rules, decided=lambda _: one.encoded if encodes else {})
-        return
-    drafting = Drafting(recording, room, rules)
-    yield from records(
-        drafting,
-        recording,
-        version,
-        rules,
-        decided=lambda _: drafting.encoded if encodes else {},
-        ended=lambda: drafting.outcome,
-    )
+    one = Core(recording, room, rules) if rules.drafts is None else Drafting(recording, room, rules)
+    decided = one.encoded if rules.encoder else _nothing
+    yield from records(one, recording, version, rules, decided=decided, ended=lambda: one.outcome)
 
 
 def settings_of(recording: Recording, version: str) -> tuple[Limits, VllmV1]:
@@ -205,7 +196,15 @@ def records(
 
 
 def _check_requests(recording: Recording, room: Limits) -> None:
+    encoder = encoder_of(config_of(recording)) or Encoder(0, 0)
+    most = min(encoder.compute_budget, encoder.cache_size)
     for row in recording.requests:
+        largest = max((size for _, size, _ in row.images), default=0)
+        if largest > most:
+            raise InputError(
+                f"request {row.id!r}: an image of {largest} embeddings never fits encoder_compute_budget="
+                f"{encoder.compute_budget} and encoder_cache_size={encoder.cache_size}: raise them to it, as vLLM does"
+            )
         if not can_ever_run(row.prompt_tokens, row.output_tokens, room):
             raise InputError(
                 f"request {row.id!r}: {row.prompt_tokens} + {row.output_tokens} tokens never fit max_model_len="
