@@ -483,7 +483,8 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         if admission.may_be_overtaken(pool, lane, requests, seats, state.extra.adapters):
             return 0, 0, False
         most = passes.most_tokens(pool, lane)
-        if admission.next_tokens(pool, lane, requests, extra, budget, most) != 0:
+        asks = (extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
+        if admission.head_tokens(pool, lane, requests, *asks) != 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -516,7 +517,8 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             budget = pool.max_num_batched_tokens - extra.pipe.slots[k].decodes
-            if admission.next_tokens(pool, lane, requests, extra, budget, most) != 0:
+            asks = (extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
+            if admission.head_tokens(pool, lane, requests, *asks) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs

@@ -109,12 +109,6 @@ def tokens_in_room(
 
 
 @part
-def next_tokens(pool: Pool, lane: Lane, requests: Array, extra: Any, budget: int, most: int) -> int:
-    """``head_tokens`` of the next step, which this does not begin."""
-    return head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
-
-
-@part
 def take_found(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int:
     """Give an admitted request the cached blocks of its beginning; returns how many."""
     if cache is None:
@@ -189,27 +183,22 @@ def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adap
 
 
 @part
-def output_is_missing(pool: Pool, lane: Lane, pipe: Any, drafts: Any, request: Request) -> bool:
-    """Whether the latest token of a waiting request is not known yet."""
-    if drafts is not None:
-        return bool(request.stale > 0 and pool.wait_for_output)
-    if pipe is None:
-        return False
-    return pipeline.is_in_flight(lane, request.last_step)
-
-
-@part
-def set_aside(pool: Pool, lane: Lane, requests: Array, extra: Any, adapters: Any, budget: int, aside: int) -> int:
+def set_aside(
+    pool: Pool, lane: Lane, requests: Array, adapters: Any, pipe: Any, drafts: Any, budget: int, aside: int
+) -> int:
     """Take those from the head of the queue who have to wait for their latest token, or for an adapter to go.
 
     Returns them, linked by ``previous`` to the earlier ones (``aside``).
     """
     while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
-        request = requests[lane.head]
-        missing = output_is_missing(pool, lane, extra.pipe, extra.drafts, request)
+        request, waits = requests[lane.head], False
+        if drafts is not None:
+            waits = bool(request.stale > 0 and pool.wait_for_output)
+        if pipe is not None:
+            waits = pipeline.is_in_flight(lane, request.last_step)
         if adapters is not None:
-            missing = missing or lacks_adapter(pool, lane, adapters, request)
-        if not missing:
+            waits = waits or lacks_adapter(pool, lane, adapters, request)
+        if not waits:
             break
         r = pop(pool, lane, requests)
         requests[r].previous = aside
@@ -243,7 +232,7 @@ def admit(
     if stores is not None and lane.holders > 0:
         holders_first(stores, lane, requests)
     while True:
-        aside = set_aside(pool, lane, requests, extra, adapters, budget, aside)
+        aside = set_aside(pool, lane, requests, adapters, extra.pipe, drafts, budget, aside)
         if stores is not None:
             begun = begin_elsewhere(pool, lane, requests, stores, budget)
             if begun == LOADS:
