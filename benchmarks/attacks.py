@@ -34,8 +34,8 @@ STALL = 0.05
 """Seconds that nobody may wait for another's request."""
 PATIENCE = 45.0
 """Seconds after which a header that never ends must have been given up."""
-GROWN = 64.0
-"""MB that may stay after all attacks: caches of the interpreter."""
+GROWN = 128.0
+"""MB that may stay after all attacks: what the interpreter keeps of the room that bodies of 16 MB took."""
 Statuses = Counter[str]
 
 
@@ -181,8 +181,28 @@ async def work(port: int, _: Size) -> Statuses:
         {"prompt": "x", "stop": ["zq"], "n": 128, "max_tokens": 20_000},
         {"prompt": ["word " * 1000] * 2000, "max_tokens": 1},
         {"prompt": "x", "stop": ["zq"], "max_tokens": 20_000},
+        {"prompt": ["word"] * 4000, "max_tokens": 500, "stream": True},
+        {"prompt": "x", "n": 128, "max_tokens": 20_000},
     ]
     return Counter([await status(port, request(json.dumps(each).encode()), wait=5.0, late="left") for each in asked])
+
+
+async def heavy(port: int, _: Size) -> Statuses:
+    """Bodies of 15 MB that are read to the end before they can be refused, or answered."""
+    chat, message = "/v1/chat/completions", {"role": "u", "content": "x"}
+    loop = {"type": "json_schema", "json_schema": {"schema": {"properties": {n: {"$ref": "#"} for n in "ab"}}}}
+    asked: list[tuple[Any, str]] = [
+        ({"prompt": [1] * 5_000_000}, "/v1/completions"),
+        ({"prompt": [[1] * 30_000] * 160, "max_tokens": 1}, "/v1/completions"),
+        ({"prompt": "word " * 3_000_000}, "/v1/completions"),
+        ({"prompt": [["a"]] * 1_500_000}, "/v1/completions"),
+        ({"messages": [message] * 400_000}, chat),
+        ({"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(1_000_000)), 1)}, "/v1/completions"),
+        ({"messages": [message], "tools": [{"function": {"name": "f"}}] * 300_000}, chat),
+        ({"messages": [message], "response_format": loop}, chat),
+        ({"prompt": "word " * 3_000_000}, "/tokenize"),
+    ]
+    return Counter([await status(port, request(json.dumps(body).encode(), path), wait=60.0) for body, path in asked])
 
 
 ATTACKS: dict[str, Callable[[int, Size], Coroutine[Any, Any, Statuses]]] = {
@@ -194,6 +214,7 @@ ATTACKS: dict[str, Callable[[int, Size], Coroutine[Any, Any, Statuses]]] = {
     "connections that say nothing": connections,
     "streams that are cut": cut,
     "answers that are long to make": work,
+    "bodies that are long to read": heavy,
 }
 
 

@@ -5,13 +5,15 @@ which it is unpacked. The real scheduler runs in an interpreter of its own that 
 (``--python``). Of the cases that differ the one with the fewest requests is made smaller, as long as some step stays
 unequal; it is kept in ``--keep``, and both decisions of its first unequal step are printed. Exits with 1 then.
 
-Small workloads are sooner done in plain Python: ``NUMBA_DISABLE_JIT=1``.
+Small workloads are sooner done in plain Python: ``NUMBA_DISABLE_JIT=1``. With ``--record FOLDER`` what is equal is also
+kept there, as a recording: the input, and the real scheduler's steps.
 
 An engine is two files: ``ENGINE.py`` says which settings and workloads there are, ``real_ENGINE.py`` answers each input
 of a recording, a line of JSON on standard input, with its records and whether the engine died.
 """
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -105,6 +107,23 @@ def compare(document: Json, real: Real, preset: str) -> Difference | None:
     return None
 
 
+def keep(document: Json, steps: list[Json], path: Path) -> None:
+    """Write a recording: ``path``, and beside it the steps, compressed."""
+    path.write_text(json.dumps(document))
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    trace = path.with_name(path.name.replace(".in.json", ".trace.jsonl.gz"))
+    trace.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def standing(rows: list[Json]) -> list[Json]:
+    """Those of the rows that name only others of them."""
+    names = set[str]()
+    for row in rows:
+        if names.issuperset((*row.get("after", ()), *row.get("begins", ())[:1])):
+            names.add(row["id"])
+    return [row for row in rows if row["id"] in names]
+
+
 def smaller(document: Json, found: Difference, real: Real, preset: str) -> tuple[Json, Difference]:
     """The case without later arrivals, then without halves, quarters … and single requests, while it stays unequal."""
 
@@ -113,14 +132,14 @@ def smaller(document: Json, found: Difference, real: Real, preset: str) -> tuple
 
     if found.step < len(found.real):
         start = found.real[found.step]["t_start"]
-        rows = [row for row in document["requests"] if row["arrival"] <= start]
+        rows = standing([row for row in document["requests"] if row.get("arrival", 0) <= start])
         if (less := tried(rows)) is not None:
             document, found = {**document, "requests": rows}, less
     size = max(len(document["requests"]) // 2, 1)
     while size > 0:
         first = 0
         while first < len(document["requests"]):
-            rows = document["requests"][:first] + document["requests"][first + size :]
+            rows = standing(document["requests"][:first] + document["requests"][first + size :])
             if (less := tried(rows)) is None:
                 first += size
             else:
@@ -158,6 +177,7 @@ def main() -> int:
     arguments.add_argument("--python", default=os.environ.get("WINDTUNNEL_DRIFT_PYTHON", sys.executable))
     arguments.add_argument("--number", type=int, default=200, help="of workloads")
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--record", type=Path, metavar="FOLDER")
     arguments.add_argument("--keep", type=Path, default=Path("drift.in.json"))
     given = arguments.parse_args()
     engine = import_module(f"benchmarks.drift.{given.engine}")
@@ -170,6 +190,9 @@ def main() -> int:
         if found is not None:
             unequal.append((document, found))
             print(f"workload {number}: step {found.step}, {found.field}", flush=True)
+        elif given.record is not None:
+            given.record.mkdir(parents=True, exist_ok=True)
+            keep(document, real.steps(document)[0], given.record / f"{given.engine}_{number:03}.in.json")
     print(f"{preset}: {given.number - len(unequal)} of {given.number} equal")
     if not unequal:
         return 0

@@ -4,6 +4,9 @@ FOLDER holds the unpacked wheel; the interpreter needs what the wheel's schedule
 fastapi, msgspec, …). Scheduler, policies, prefill adder, batches, radix tree, allocators and the processing of results
 are the engine's; model, sampling, metrics and streaming do nothing. Both loops, ``event_loop_normal`` and
 ``event_loop_overlap`` of managers/scheduler.py, are written here again. Times are whole ticks of 100 ns.
+
+A request may wait for others (``after``, ``think_time``) and begin with the prompt and the answer of an earlier one
+(``begins``), so what each generates is known beforehand.
 """
 
 import hashlib
@@ -17,6 +20,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -243,10 +247,12 @@ def stream(name: str, count: int) -> list[int]:
     return [draw.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
 
 
-def request(row: Json, config: Json) -> Any:
-    """The engine's request; it ends at ``output_len``, whatever it declares."""
+def request(row: Json, config: Json, texts: dict[str, list[int]]) -> Any:
+    """The engine's request; it ends at ``output_len``, whatever it declares. ``texts``: of earlier ones, by their ids,
+    prompt and answer; its own is added."""
     batches = engine("managers.schedule_batch")
-    name, tokens = str(row["id"]), list[int]()
+    name, (other, count) = str(row["id"]), row.get("begins") or ("", 0)
+    tokens = texts[other][:count] if count else []
     for segment, count in row.get("prefix", []):
         tokens += stream(f"shared {segment}", count)
     del tokens[row["prompt_len"] :]
@@ -265,6 +271,8 @@ def request(row: Json, config: Json) -> Any:
             req.finished_len = row["output_len"]
 
     req.update_finish_state = update_finish_state
+    req.answer = stream(f"answer of {name}", row["output_len"])
+    texts[name] = tokens + req.answer
     return req
 
 
@@ -276,7 +284,6 @@ class Flying(NamedTuple):
 
     batch: Any
     reqs: list[Any]
-    tokens: Any
     step: Json
 
 
@@ -346,10 +353,9 @@ def memory(s: Any, when: str) -> Json:
     return {f"available{when}": free, f"evictable{when}": evictable}
 
 
-def launch(s: Any, batch: Any, step: Json, ticks: Json, times: tuple[int, int], draw: random.Random) -> Flying:
+def launch(s: Any, batch: Any, step: Json, ticks: Json, times: tuple[int, int]) -> Flying:
     """The batch runs, for as long as the recorders' formula says. ``times``: it was decided, and may start."""
-    torch, (decided, start) = importlib.import_module("torch"), times
-    decodes = step.pop("decodes")
+    (decided, start), decodes = times, step.pop("decodes")
     prompts = sum(tokens for name, tokens in step["scheduled"].items() if name not in decodes)
     length = ticks["base"] + ticks["per_prefill_tok"] * prompts + ticks["per_decode"] * len(decodes)
     length += ticks["per_ctx"] * sum(step["start_pos"].values())
@@ -357,19 +363,21 @@ def launch(s: Any, batch: Any, step: Json, ticks: Json, times: tuple[int, int], 
     s.processed_tokens_counter += prompts
     s.forward_ct += 1
     batch.input_ids = None
-    sampled = torch.tensor([draw.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in batch.reqs])
-    return Flying(batch.copy() if s.enable_overlap else batch, list(batch.reqs), sampled, step)
+    return Flying(batch.copy() if s.enable_overlap else batch, list(batch.reqs), step)
 
 
 def land(s: Any, flying: Flying) -> Json:
-    """The outcome is processed: the finished step."""
+    """The outcome is processed: the finished step. What was computed once too often is any token."""
     before = [len(req.output_ids) for req in flying.reqs]
+    sampled = [
+        (*req.answer, FIRST_TOKEN)[min(count, len(req.answer))] for req, count in zip(flying.reqs, before, strict=True)
+    ]
     extends = flying.batch.forward_mode.is_extend()
     feed = s.results.process_batch_result_prefill if extends else s.results.process_batch_result_decode
     feed(
         flying.batch,
         Plain(
-            next_token_ids=flying.tokens,
+            next_token_ids=importlib.import_module("torch").tensor(sampled),
             can_run_cuda_graph=False,
             grammar_advanced=False,
             num_correct_drafts=0,
@@ -383,20 +391,47 @@ def land(s: Any, flying: Flying) -> Json:
     return step | memory(s, "_after_update")
 
 
+class Coming:
+    """The requests that have not arrived."""
+
+    def __init__(self, document: Json) -> None:
+        """Of a recording's input: those that wait for others come in the order of the file, else in that of arrival."""
+        rows: list[Json] = document["requests"]
+        if not any("after" in row or "begins" in row for row in rows):
+            rows = sorted(rows, key=lambda row: row["arrival"])
+        texts: dict[str, list[int]] = {}
+        self.reqs = [request(row, document["config"], texts) for row in rows]
+        self.arrival = [round(row.get("arrival", 0) * TICKS) for row in rows]
+        self.waits = {rank: set(row["after"]) for rank, row in enumerate(rows) if row.get("after")}
+        self.think = [round(row.get("think_time", 0) * TICKS) for row in rows]
+        self.heap = sorted((time, rank) for rank, time in enumerate(self.arrival) if rank not in self.waits)
+        for rank, req in enumerate(self.reqs):
+            req.rank = rank
+
+    def arrived(self, now: int) -> Iterator[Any]:
+        """Those that are there."""
+        while self.heap and self.heap[0][0] <= now:
+            yield self.reqs[heappop(self.heap)[1]]
+
+    def ended(self, names: list[str], time: int) -> None:
+        """Who waited for these comes after its think time."""
+        for rank, waits in list(self.waits.items()):
+            if waits & set(names):
+                waits.difference_update(names)
+                if not waits:
+                    del self.waits[rank]
+                    heappush(self.heap, (time + self.think[rank], rank))
+
+
 def run(document: Json, witness: Witness) -> Iterator[Json]:
     """Every step of one workload."""
-    config, rows = document["config"], sorted(document["requests"], key=lambda row: row["arrival"])
+    config, coming = document["config"], Coming(document)
     ticks = {name: round(value * TICKS) for name, value in (TIMES | document.get("batch_time", {})).items()}
-    s = build(config, 2 * max(row["prompt_len"] + row["output_len"] for row in rows))
-    coming = [(round(row["arrival"] * TICKS), request(row, config)) for row in rows]
-    for rank, (_, req) in enumerate(coming):
-        req.rank = rank
-    left, draw = [req for _, req in coming], random.Random(1)
+    s = build(config, 2 * max(row["prompt_len"] + row["output_len"] for row in document["requests"]))
     flying, now, idle = deque[Flying](), 0, 0
-    while (flying or not all(req.finished() for req in left)) and idle <= IDLE_LIMIT:
+    while (flying or not all(req.finished() for req in coming.reqs)) and idle <= IDLE_LIMIT:
         arrived = []
-        while coming and coming[0][0] <= now:
-            req = coming.pop(0)[1]
+        for req in coming.arrived(now):
             s._add_request_to_queue(req)
             arrived.append(req.rid)
         witness.clear()
@@ -405,14 +440,16 @@ def run(document: Json, witness: Witness) -> Iterator[Json]:
         s.running_batch, batch = plan.running_batch, plan.batch_to_run
         if batch is not None:
             start = max(now, flying[-1].step["t_end"]) if flying else now
-            flying.append(launch(s, batch, record(s, batch, witness, arrived), ticks, (now, start), draw))
+            flying.append(launch(s, batch, record(s, batch, witness, arrived), ticks, (now, start)))
             idle = 0
         if s.last_batch is not None if s.enable_overlap else batch is not None:
             now = max(now, flying[0].step["t_end"])
-            yield land(s, flying.popleft())
+            step = land(s, flying.popleft())
+            coming.ended(step["finished"], step["t_end"])
+            yield step
         elif batch is None:
             s.new_token_ratio_tracker.reset()
-            now, idle = (max(now, coming[0][0]), 0) if coming else (now, idle + 1)
+            now, idle = (max(now, coming.heap[0][0]), 0) if coming.heap else (now, idle + 1)
         s.last_batch = batch
 
 

@@ -59,3 +59,12 @@ def test_a_command_for_one_server_takes_no_sides(capsys: pytest.CaptureFixture[s
 def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--from", LINE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pool"]["engine"]["tensor_parallel_size"] == 2
+
+
+def test_explain_takes_a_line_with_drafts_and_short_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    drafts = '{"method": "mtp", "num_speculative_tokens": 2}'
+    line = f"vllm serve Qwen/Qwen3-8B --max-model-len 2048 --speculative-config '{drafts}'"
+    assert main(["explain", "--from", line, "--json", "--perf", "modelled"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["batch"] == "decode=32@2047,prefill=1x2048@0"
+    assert "explained without drafts" in captured.err

@@ -44,6 +44,17 @@ def test_more_seats_are_what_a_line_lacks(capsys: pytest.CaptureFixture[str]) ->
     assert found["saves"] == pytest.approx(1 - found["rate"] / found["best_rate"])
 
 
+def test_the_line_runs_on_the_device_that_is_named_and_is_among_what_is_searched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--from", LINE.replace("--max-num-seqs 8 ", ""), *FLAGS, "--device", "a100_sxm"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert not any(change.startswith("device") for change in found["line"]["changes"])
+    assert "device" not in printed.err
+    assert found["line"]["best_rate"] >= found["line"]["rate"] > 0
+
+
 def test_both_sides_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: {LINE}")]
     assert main(["plan", *sides, *FLAGS]) == 2
@@ -60,10 +71,12 @@ def test_what_is_said_of_a_line() -> None:
     assert better.spec()["changes"] == ["a 1 → 2"]
     unpriced = better._replace(price_per_hour=0.0, best_gpus=2)
     assert unpriced.saves == pytest.approx(0.0)
-    assert unpriced.sentence.endswith("it serves 20 on 2 GPUs: a request takes as much GPU time.")
-    assert better._replace(best_rate=8.0).sentence.endswith("a request costs 25 % more.")
+    nothing = "Nothing that was searched serves a request for less."
+    assert unpriced.sentence.endswith(nothing) and not unpriced.helps
+    assert unpriced._replace(best_rate=40.0).sentence.endswith("on 2 GPUs: a request takes 50 % less GPU time.")
+    assert better._replace(best_rate=8.0).sentence.endswith(nothing)
     assert better._replace(rate=0.0).sentence == (
         "Your line keeps the limits at no rate. With the changes below it serves 20 on 1 GPU."
     )
-    assert better._replace(changes=()).sentence.endswith("Nothing that was searched is better.")
+    assert better._replace(changes=()).sentence.endswith(nothing)
     assert better._replace(rate=float("inf")).spec()["rate"] is None

@@ -76,8 +76,13 @@ def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("files", "some"),
-    [(("schedulers/test_mixed.py",), ""), (("test_handover.py",), "until_it_is_due"), (PLAINLY, "")],
-    ids=["mixed", "handover", "small cases"],
+    [
+        (("schedulers/test_mixed.py",), ""),
+        (("test_handover.py",), "until_it_is_due"),
+        (("../replay/test_sglang_sessions.py",), "02 or 04 or 05"),
+        (PLAINLY, ""),
+    ],
+    ids=["mixed", "handover", "sessions", "small cases"],
 )
 def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> None:
     said = in_plain_python(10, *(TESTS / "core" / name for name in files), some=some)

@@ -32,6 +32,7 @@ MODELS = (
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "openai/gpt-oss-120b",
     "nvidia/DeepSeek-R1-NVFP4",
+    "deepseek-ai/DeepSeek-V3.2",
 )
 REFUSED = (
     "no command starts this",
@@ -59,6 +60,7 @@ COMMON: dict[str, Any] = {
     "disable_custom_all_reduce": st.booleans(),
     "cudagraph_capture_sizes": st.sampled_from([(1, 2, 4), (8, 16, 128)]),
     "num_speculative_tokens": st.sampled_from([1, 3]),
+    "speculative_model": st.just("someone/Some-Eagle3"),
 }
 OWN: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -78,10 +80,12 @@ OWN: dict[str, dict[str, Any]] = {
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
         "mamba_ssm_cache_dtype": st.just("float32"),
+        "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
+        "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
         "swa_full_tokens_ratio": st.just(0.25),
@@ -127,7 +131,9 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
         )
         for name in without(model, flags):
             flags.pop(name, None)
-        if "num_speculative_tokens" in flags:
+        if "num_speculative_tokens" not in flags:
+            flags.pop("speculative_model", None)
+        else:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
 
@@ -154,6 +160,8 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
+    if not any(layer.attention and layer.attention.index_dtypes for _, layer in model.layers):
+        found |= {"indexer_kv_dtype"}
     alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
     if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}

@@ -15,7 +15,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.explain import Batch, Explanation, Row, _worst, explain, parse_batch
+from windtunnel.perf.explain import Batch, Explanation, Row, _worst, explain, parse_batch, usual_batch
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
@@ -255,6 +255,21 @@ def test_a_refusal_says_what_is_needed_and_what_there_is() -> None:
     speculative = replace(SMALL, engine=replace(SMALL.engine, num_speculative_tokens=2, acceptance_length=2))
     with pytest.raises(InputError, match="without speculation"):
         explain(speculative, parse_batch("decode=1@3"), "modelled")
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "seqs", "batch"),
+    [
+        (8192, 4096, 64, "decode=32@4096,prefill=1x2048@0"),
+        (2048, 1024, 16, "decode=15@2047,prefill=1x1009@0"),
+        (512, 8, 1, "prefill=1x8@0"),
+    ],
+)
+def test_the_usual_batch_is_one_that_the_engine_takes(length: int, tokens: int, seqs: int, batch: str) -> None:
+    engine = Engine(max_model_len=length, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    found = usual_batch(engine)
+    assert str(found) == batch
+    assert explain(replace(SMALL, engine=engine), found, "modelled").total_seconds > 0
 
 
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -166,7 +166,7 @@ def test_the_tables_of_the_last_four_are_kept(monkeypatch: pytest.MonkeyPatch) -
     made: list[str] = []
     monkeypatch.setattr(trials, "_kept", {})
 
-    def tabulated(pool: Any, perf: str, _: object) -> Any:
+    def tabulated(pool: Any, perf: str, *_: object, **__: object) -> Any:
         made.append(perf)
         return pool, perf
 

@@ -12,7 +12,7 @@ import pytest
 from oracle.vllm_v1 import replay as vllm_v1_oracle
 
 from windtunnel.errors import InputError
-from windtunnel.replay import sglang, vllm_v1
+from windtunnel.replay import vllm_v0, vllm_v1
 from windtunnel.replay.lane import begins_of
 from windtunnel.replay.recording import read_recording
 
@@ -40,9 +40,9 @@ def test_every_step_is_as_recorded(path: Path) -> None:
         assert {key: theirs[key] for key in request} == pytest.approx(request, abs=1e-7)
 
 
-def recording(tmp_path: Path, *requests: dict[str, Any]) -> Path:
+def recording(tmp_path: Path, *requests: dict[str, Any], **config: Any) -> Path:
     path = tmp_path / "some.in.json"
-    path.write_text(json.dumps({"config": {}, "requests": list(requests)}))
+    path.write_text(json.dumps({"config": config, "requests": list(requests)}))
     return path
 
 
@@ -79,5 +79,5 @@ def test_bad_sessions(tmp_path: Path, request_: dict[str, Any], message: str) ->
 
 
 def test_other_schedulers_have_no_sessions(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="replayed through vLLM's v1 schedulers only"):
-        list(sglang.replay(read_recording(recording(tmp_path, FIRST, SECOND)), "sglang-0.4.6"))
+    with pytest.raises(InputError, match="replayed through vLLM v1 and SGLang only"):
+        list(vllm_v0.replay(read_recording(recording(tmp_path, FIRST, SECOND, num_gpu_blocks=100)), "vllm-0.8-v0"))

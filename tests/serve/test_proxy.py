@@ -63,6 +63,9 @@ class SlowTokenizer:
         time.sleep(0.5)
         return [1] * len(text)
 
+    def least(self, text: str) -> int:
+        return len(text)
+
 
 def test_what_the_proxy_takes_is_no_time_of_the_server(tmp_path: Path) -> None:
     proxy = Proxy("", RunFolder(tmp_path / "run", HEAD), SlowTokenizer(), 16)

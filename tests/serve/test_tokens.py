@@ -1,10 +1,19 @@
 """Tokens of prompts, and the names of their blocks."""
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
-from windtunnel.serve.tokens import NAME_BITS, BytesRule, SeededWords, block_names
+from windtunnel.serve.pace import Pace
+from windtunnel.serve.tokens import NAME_BITS, BytesRule, SeededWords
+from windtunnel.serve.tokens import block_names as names_of
 
 SECRET = b"secret"
+
+
+def block_names(tokens: Sequence[int], size: int, secret: bytes) -> tuple[int, ...]:
+    return asyncio.run(names_of(tokens, size, secret, Pace()))
 
 
 @pytest.mark.parametrize("text", ["", "a", "abc", "abcd", "abcdefghij", "ä€𝄞" * 7])

@@ -88,7 +88,7 @@ def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dic
         raise InputError(f"from: {sides[0]}: {' '.join(commands)} takes one server: give the line of one")
     if "--dry-run" not in given:
         for remark in pasted.remarks():
-            if remark.startswith("device:") and "--device" in given:
+            if remark.startswith("device:") and {"--device", "--devices"} & given.keys():
                 continue
             sys.stderr.write(f"windtunnel: {remark}\n")
     return check_words(words, "from: ")

@@ -1,5 +1,6 @@
 """explain: what one batch costs, operator by operator."""
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +15,7 @@ from windtunnel.scenario import DEPLOYMENT, POOLS, Pools, Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from windtunnel.deployment import Pool
     from windtunnel.perf.explain import Batch
 
 
@@ -22,7 +24,7 @@ def explain(
     *,
     pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = Pools(),  # noqa: B008 - frozen
     pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
-    batch: str = "decode=32@4096,prefill=1x2048",
+    batch: str | None = None,
     plot: Annotated[Literal["roofline"] | None, Parameter(group=OUTPUT)] = None,
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("roofline.html"),
     as_json: Json = False,
@@ -34,7 +36,7 @@ def explain(
     batch
         decode=32@4096 is 32 decodes with 4096 tokens in the cache each, prefill=2x1024@8192 two chunks of 1024 tokens
         of prompts of which 8192 tokens are computed; a comma adds them up. A prefill pool computes its chunks alone, a
-        decode pool its decodes.
+        decode pool its decodes. [decode=32@4096,prefill=1x2048, less where the engine takes less]
     plot
         roofline: write a page that shows each operator under the device's roofline.
     output
@@ -43,10 +45,11 @@ def explain(
         Print one JSON document instead of the table.
     """
     from windtunnel.perf.explain import explain as operators
-    from windtunnel.perf.explain import parse_batch
+    from windtunnel.perf.explain import parse_batch, usual_batch
 
-    asked, deployment = parse_batch(batch), pools.deployment(server, 1, "round_robin")
-    parts = [(pool, part) for pool in deployment.pools for part in _part(asked, pool.role)]
+    given, deployment = None if batch is None else parse_batch(batch), pools.deployment(server, 1, "round_robin")
+    served = [_without_drafts(pool) for pool in deployment.pools]
+    parts = [(pool, part) for pool in served for part in _part(given or usual_batch(pool.engine), pool.role)]
     if plot is not None:
         require_writable("output", output)
         if len(parts) > 1:
@@ -66,6 +69,15 @@ def explain(
         from windtunnel.report.roofline import roofline_page
 
         write_whole(output, [roofline_page(*rows[0])])
+
+
+def _without_drafts(pool: "Pool") -> "Pool":
+    """The pool whose decodes have one token each; says so where that is not what it does."""
+    if not pool.engine.num_speculative_tokens:
+        return pool
+    sys.stderr.write("windtunnel: explained without drafts: a step computes one token of each decode\n")
+    plain = replace(pool.engine, num_speculative_tokens=0, acceptance_length=None, speculative_model=None)
+    return replace(pool, engine=plain)
 
 
 def _part(batch: "Batch", role: str) -> "Iterator[Batch]":

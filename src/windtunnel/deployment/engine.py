@@ -9,6 +9,7 @@ from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+INDEX_DTYPES = ("auto", "bfloat16", "fp8", "mxfp4")
 DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
 GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
@@ -109,6 +110,8 @@ class Engine:
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
+    speculative_model: str | None = None
+    """Name of the EAGLE-3 head that drafts; None: a layer like the model's last one does (multi-token prediction)."""
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler draws for each request
     and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step yields the mean.
@@ -132,6 +135,9 @@ class Engine:
     None: their windows are set aside for every request that runs."""
     mamba_ssm_cache_dtype: str = "auto"
     """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
+    indexer_kv_dtype: str = "auto"
+    """Of the keys that the index of sparse attention caches: ``auto`` (as the engine: 8 bits, MiniMax-M3's in 16),
+    ``bfloat16``, ``fp8``, or ``mxfp4`` on data-centre Blackwell."""
     states_per_request: int | None = None
     """States of recurrent layers that are set aside for each request that runs. None: the engine's: one, and with
     cached prefixes three in SGLang; its ``extra_buffer`` has five, vLLM's ``mamba_cache_mode`` ``align`` two."""
@@ -199,6 +205,7 @@ class Engine:
         for name, value, known in (
             ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
+            ("indexer_kv_dtype", self.indexer_kv_dtype, INDEX_DTYPES),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
@@ -216,6 +223,10 @@ class Engine:
             raise InputError(
                 f"num_speculative_tokens={self.num_speculative_tokens}: needs acceptance_length, the mean number of "
                 f"tokens that a step yields (1 to {most})"
+            )
+        if self.speculative_model and not self.num_speculative_tokens:
+            raise InputError(
+                f"speculative_model={self.speculative_model!r}: drafts nothing: add num_speculative_tokens"
             )
         if length is not None and not (isfinite(length) and 1 <= length <= most):
             raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")

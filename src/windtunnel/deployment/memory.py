@@ -18,6 +18,7 @@ from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLA, CompressedAttention, Model, MoE
+from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import stages
@@ -99,10 +100,9 @@ def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
 
 def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
     """The stage with the fewest blocks, or the least memory, and its budget."""
-    parts = [_drafting(part, engine) for part in stages(model, engine.pipeline_parallel_size)]
-    found = [(part, _budget(part, device, engine)) for part in parts]
+    found = [(part, _budget(part, device, engine)) for part in stages(model, engine.pipeline_parallel_size)]
     tightest, budget = min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
-    return tightest, replace(budget, max_num_seqs=min(each.max_num_seqs for _, each in found))
+    return _drafting(tightest, engine), replace(budget, max_num_seqs=min(each.max_num_seqs for _, each in found))
 
 
 def _drafting(model: Model, engine: Engine) -> Model:
@@ -110,13 +110,18 @@ def _drafting(model: Model, engine: Engine) -> Model:
     embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2; its projection of two hidden states is left out)."""
     if not (engine.num_speculative_tokens and model.samples):
         return model
+    if engine.speculative_model:
+        return replace(model, layers=(*model.layers, (1, draft_head(model, engine.speculative_model).layer)))
     return replace(model, layers=(*model.layers, *((1, layer) for layer in model.draft_layers)))
 
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
     rules = preset(engine.preset).memory
-    weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
+    whole, model = model, _drafting(model, engine)
+    head = draft_head(whole, engine.speculative_model) if engine.speculative_model and whole.samples else None
+    weights = (whole if head else model).weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
+    weights += head.weight_bytes(tp) if head else 0
     weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
     activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)

@@ -15,7 +15,7 @@ from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device, device
 from windtunnel.model import Model, load_model
-from windtunnel.model.spec import stages
+from windtunnel.model.spec import PREDICTING, stages
 from windtunnel.policy import VllmV1
 from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
@@ -112,7 +112,9 @@ class Pool:
                 f"{self.model.name} mixes sliding windows and full attention: its KV cache is simulated as one pool of "
                 "equal blocks, which is a lower bound of the engine's capacity"
             )
-        return found + [f"{self.model.name}: {note}" for note in self.model.notes]
+        drafting = self.engine.num_speculative_tokens > 0
+        notes = (note for note in self.model.notes if not (drafting and note == PREDICTING))
+        return found + [f"{self.model.name}: {note}" for note in notes]
 
     def spec(self) -> dict[str, Any]:
         """The pool for JSON: names, sizes and every engine setting."""

@@ -25,6 +25,7 @@ from windtunnel.deployment.presets import EnginePreset, preset, require_pipeline
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
+from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
@@ -118,6 +119,12 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
     if engine.mamba_ssm_cache_dtype != "auto":
         model = model.with_state_bytes(DTYPE_BYTES[engine.mamba_ssm_cache_dtype])
+    if engine.indexer_kv_dtype != "auto":
+        model = model.with_index_dtype(engine.indexer_kv_dtype)
+        if engine.indexer_kv_dtype == "mxfp4" and not device.is_blackwell_datacentre:
+            raise InputError(
+                f"indexer_kv_dtype='mxfp4': its kernels are for data-centre Blackwell, not for {device.name}; use 'fp8'"
+            )
     stored, asked = model.quantization, engine.quantization
     if asked and stored and not {each.method for each in stored.formats} <= SAME_METHOD.get(asked, {asked}):
         raise InputError(
@@ -294,6 +301,8 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
             raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
+    if engine.speculative_model:
+        _require_mixer(draft_head(model, engine.speculative_model).layer, tp, device, model)
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
         mlp, dense = layer.mlp, layer.beside or layer.mlp

@@ -10,7 +10,7 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype, quantization
+from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, index_dtype, kv_dtype, quantization
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
@@ -18,6 +18,8 @@ SHORT = {"fp8_e4m3": "fp8"}
 """SGLang's name of a cache's type → vLLM's short one."""
 RULES = ("sglang-0.5.23", "sglang-0.5", "sglang-0.4.6")
 """Names of its scheduler."""
+FP4_INDEX = ("enable-deepseek-v4-fp4-indexer", "enable-dsa-fp4-indexer")
+"""Switches that keep index keys in 4 bits (its #26209 and #30546)."""
 MOST_SEQS = 65_536
 PREFILL_TOKENS = 16384
 SCHEDULER: dict[str, tuple[str, Any]] = {
@@ -69,6 +71,7 @@ def settings(asked: Asked) -> Settings:
         "api_server_count": asked.integer("tokenizer-worker-num"),
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
         "swa_full_tokens_ratio": _share_of_windows(asked),
+        "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)
@@ -211,6 +214,7 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = max(1, drafts)
     name = "mtp" if algorithm == "EAGLE" and not asked.text_of("speculative-draft-model-path") else algorithm
     engine["acceptance_length"] = acceptance(asked, name, max(1, steps or drafts), None)
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path")
     if wide:
         asked.refused["speculative-eagle-topk"] = "drafts form a tree: a chain of as many tokens stands for it"
 

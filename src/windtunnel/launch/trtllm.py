@@ -6,7 +6,7 @@ Sources: tensorrt_llm/commands/serve.py and llmapi/llm_args.py of 1.x.
 from typing import Any
 
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype
+from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, kv_dtype
 from windtunnel.model import MoE
 
 NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
@@ -94,6 +94,8 @@ def _slots(asked: Asked, engine: dict[str, Any]) -> None:
         engine["num_redundant_experts"] = max(0, slots - experts) or None
 
 
+DRAFTER = "speculative-config.speculative-model"
+"""Its flag, with or without ``-dir`` or ``-path`` behind it."""
 IN_FEW_BITS = ("fp8", "fp8_block", "nvfp4")
 
 
@@ -149,6 +151,8 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
         return
     engine["num_speculative_tokens"] = drafts = drafts or 1
     engine["acceptance_length"] = acceptance(asked, kind or "mtp", drafts, None)
+    flags = (flag for flag in asked.line.flags if flag.startswith(DRAFTER))
+    engine["speculative_model"] = head_of_drafts(asked, next(flags, DRAFTER))
 
 
 def _heads(asked: Asked, engine: dict[str, Any]) -> None:

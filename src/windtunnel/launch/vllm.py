@@ -17,9 +17,11 @@ from windtunnel.deployment.engine import (
     ONE_SIDED,
 )
 from windtunnel.deployment.resolve import SAME_METHOD
+from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
 from windtunnel.launch.table import table
+from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.quantization import KV_DTYPE_BYTES
 
 SIMPLE = {flag: field for flag, field in table("vllm").used.items() if flag.replace("-", "_") == field}
@@ -55,6 +57,7 @@ def settings(asked: Asked) -> Settings:
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
+    engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)
@@ -183,6 +186,24 @@ def _states(asked: Asked) -> int | None:
     return None
 
 
+def index_dtype(asked: Asked, flag: str, *switches: str) -> str | None:
+    """The type of index keys by its name, or 4 bits by a switch."""
+    on = next((switch for switch in switches if asked.truth(switch)), None)
+    named = "mxfp4" if on else {"bf16": "bfloat16", "auto": ""}.get(asked.text(flag), asked.text(flag))
+    if not named:
+        return None
+    mixers = [layer.attention for _, layer in asked.model.layers if layer.attention] if asked.model else []
+    known = {each for mixer in mixers for each in mixer.index_dtypes} if asked.model else {named}
+    if named in known:
+        return named
+    if known:
+        asked.refused[on or flag] = "the type of index keys: that of the engine's default stands for it"
+    else:
+        asked.unused[on or flag] = "the model has no index of sparse attention"
+    return None
+
+
+INDEX, FP4_INDEX = "attention-config.indexer-kv-dtype", "attention-config.use-fp4-indexer-cache"
 ALIGNED, ALIGNED_STATES = "align", 2
 
 
@@ -207,10 +228,23 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = drafts = drafts or 1
     length = asked.number("speculative-config.synthetic-acceptance-length")
     engine["acceptance_length"] = acceptance(asked, method or "draft_model", drafts, length)
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model")
     if method in ("ngram", "suffix", "ngram_gpu"):
         asked.refused["speculative-config.method"] = (
             "drafts are looked up and cost no kernels: a prediction layer stands for it"
         )
+
+
+def head_of_drafts(asked: Asked, flag: str) -> str | None:
+    """The EAGLE-3 head that drafts; any other draft costs what the model's own prediction layer would."""
+    name = asked.text_of(flag)
+    try:
+        if name and asked.model is not None:
+            draft_head(asked.model, name)
+            return name
+    except InputError:
+        asked.unused[flag] = "where the draft comes from: its cost is that of the model's own prediction layers"
+    return None
 
 
 def acceptance(asked: Asked, method: str, drafts: int, given: float | None) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
-from windtunnel.model.mixer import Mixer
+from windtunnel.model.mixer import INDEX_KEYS, Mixer, index_key_bytes
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class MLA(Mixer):
     """Tokens that a query attends to; 0: all. Without an indexer those that an earlier layer's has chosen (GLM-5.2)."""
     output_gate: bool = False
     """A gate as wide as the values of all heads, projected from the hidden state, multiplies the output (Kimi-K3)."""
+    index_dtype: str = "fp8"
+    """Of the indexer's cached keys: ``fp8`` or ``mxfp4``."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -131,8 +133,13 @@ class MLA(Mixer):
 
     @property
     def index_bytes_per_token(self) -> int:
-        """Cached bytes of the indexer's keys: 8-bit numbers and a 32-bit scale for every 128 (DeepSeek-V3.2)."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.index_heads else 0
+        """Cached bytes of the indexer's keys (DeepSeek-V3.2)."""
+        return index_key_bytes(self.index_head_dim, self.index_dtype) if self.index_heads else 0
+
+    @property
+    def index_dtypes(self) -> tuple[str, ...]:
+        """8 bits, or 4."""
+        return INDEX_KEYS if self.index_heads else ()
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one decoding token per token of context, in latent space (absorbed projections)."""

@@ -4,8 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Self
 
+INDEX_KEYS = ("fp8", "mxfp4")
+"""Types of the index keys of DeepSeek's sparse attention."""
 STRETCH = 256
 """Tokens over which cache entries that stand for several are counted: two of the most compressed layers'."""
+
+
+def index_key_bytes(numbers: int, dtype: str) -> int:
+    """Bytes of an index key of DeepSeek's sparse attention: 8-bit numbers with a 32-bit scale for every 128, or 4-bit
+    ones with a byte for every 32 (vllm/model_executor/layers/sparse_attn_indexer.py): 132 or 68 for 128 numbers."""
+    return numbers // 2 + -(-numbers // 32) if dtype == "mxfp4" else numbers + 4 * -(-numbers // 128)
 
 
 class Mixer(ABC):
@@ -38,6 +46,11 @@ class Mixer(ABC):
     def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - for kinds that are divided
         """Cached numbers per token on one GPU."""
         return 0
+
+    @property
+    def index_dtypes(self) -> tuple[str, ...]:
+        """Types that the keys of its index can be kept in (``index_dtype``); none where it has no index."""
+        return ()
 
     @property
     def index_bytes_per_token(self) -> int:

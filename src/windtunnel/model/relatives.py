@@ -71,15 +71,15 @@ def find_relative(name: str, known: Iterable[str]) -> Relative | None:
         unquantised = [each for each, parts in near if not parts.format]
         found = (alike or unquantised or [near[0][0]])[0]
         stored: Json | None = {} if not alike and not unquantised else None
-        return Relative(found, stored, _note(name, found, "16 bits" if stored is not None else ""))
+        return Relative(found, stored, _note(found, "16 bits" if stored is not None else ""))
     plain = [each for each, parts in near if not parts.format]
     found = (plain or [near[0][0]])[0]
-    return Relative(found, _stored(name, wanted.format), _note(name, found, wanted.format))
+    return Relative(found, _stored(name, wanted.format), _note(found, wanted.format))
 
 
-def _note(name: str, found: str, form: str) -> str:
+def _note(found: str, form: str) -> str:
     stored = f" in {form}" if form else ""
-    return f"{name} is not in the catalogue: read as {found}{stored}, by its name; its config.json would be surer"
+    return f"not in the catalogue: read as {found}{stored}, by its name; its config.json would be surer"
 
 
 def _stored(name: str, form: str) -> Json:

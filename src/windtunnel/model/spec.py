@@ -22,6 +22,8 @@ COMPONENTS = (
     "norm",
     "lm_head",
 )
+PREDICTING = "multi-token prediction layers are left out without speculative decoding"
+"""What a reader should know of a model that has them, unless something drafts."""
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
@@ -154,6 +156,22 @@ class Model:
                 layers.append((count, replace(layer, attention=replace(recurrent, **changed))))
             else:
                 layers.append((count, layer))
+        return replace(self, layers=tuple(layers))
+
+    def with_index_dtype(self, dtype: str) -> "Model":
+        """The same model whose sparse attention keeps the keys of its index so.
+
+        Raises InputError where it cannot.
+        """
+        known = tuple(dict.fromkeys(each for _, mixer in self._mixers for each in mixer.index_dtypes))
+        if dtype not in known:
+            other = f"keeps its index in {' or '.join(known)}" if known else "has no index of sparse attention"
+            raise InputError(f"indexer_kv_dtype={dtype!r}: {self.name} {other}; use 'auto'")
+        layers = []
+        for count, layer in self.layers:
+            mixer: Any = layer.attention
+            own = mixer is not None and dtype in mixer.index_dtypes
+            layers.append((count, replace(layer, attention=replace(mixer, index_dtype=dtype)) if own else layer))
         return replace(self, layers=tuple(layers))
 
     def with_quantization(self, quantization: Quantization | None) -> "Model":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.deployment import Pool, stage_pools
+from windtunnel.deployment import Engine, Pool, stage_pools
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats, Integers
@@ -96,6 +96,13 @@ def parse_batch(text: str) -> Batch:
             copies, tokens = (count, int(match["tokens"])) if match["tokens"] else (1, count)
             chunks += [(tokens, context)] * copies
     return Batch(decodes, kv_tokens, tuple(chunks))
+
+
+def usual_batch(engine: Engine) -> Batch:
+    """32 decodes with 4096 tokens in the cache each, and a chunk of 2048; less where a resolved engine takes less."""
+    length, tokens = engine.resolved("max_model_len"), engine.resolved("max_num_batched_tokens")
+    decodes = max(0, min(32, engine.resolved("max_num_seqs") - 1, tokens - 1))
+    return Batch(decodes, decodes * min(4096, length - 1), ((min(2048, tokens - decodes, length), 0),))
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class KernelTimes:
         distance = np.where(np.isnan(self.distance), self.distance, self.distance + OTHER_SHAPE)
         return replace(self, sources=np.full_like(self.sources, MODELLED), distance=distance)
 
-    def where(self, these: NDArray[np.bool_]) -> "KernelTimes":
-        """The points of a mask."""
+    def at(self, these: NDArray[np.bool_] | NDArray[np.int64]) -> "KernelTimes":
+        """The points of a mask, or at these places."""
         return KernelTimes(*(getattr(self, entry.name)[these] for entry in fields(KernelTimes)))
 
     def part(self, source: int) -> Floats:

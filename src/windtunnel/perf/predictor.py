@@ -156,6 +156,10 @@ def _alike_links(one: Device, other: Device) -> bool:
     return (one.link, one.link_bandwidth) == (other.link, other.link_bandwidth)
 
 
+SPARSE = 4
+"""Numbers up to the largest for each that is asked, beyond which those that are asked are few."""
+
+
 @dataclass(eq=False)
 class Predictor:
     """Times kernels of one device and engine."""
@@ -170,6 +174,26 @@ class Predictor:
     """Where nothing is measured: another device's measurements."""
     pcie: Pcie | None = None
     """And where only PCIe joins the GPUs: how long collectives take over it."""
+    _kept: dict[tuple[Kernel, bytes], KernelTimes] = field(default_factory=dict, repr=False, init=False)
+
+    def along(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
+        """As ``times``, which is asked once for the whole numbers 0, 1, 2, … of ``a`` up to the largest so far.
+
+        ``a``: [points], most of the numbers up to the largest, or [numbers, contexts], all of them. Others are asked
+        for themselves. Pools that differ in their limits alone ask for the beginnings of the same axes.
+        """
+        a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+        numbers = a if a.ndim == 1 else a[:, 0]
+        contexts, last = b[:1] if b.ndim == 1 else b[0], int(numbers.max(initial=0))
+        every = np.arange(last + 1, dtype=float)
+        whole = np.array_equal(numbers, every) if a.ndim > 1 else bool((numbers == np.floor(numbers)).all())
+        if not whole or SPARSE * len(numbers) <= last or not (b == contexts).all():
+            return self.times(kernel, a, b)
+        place = (kernel, contexts.tobytes())
+        if place not in self._kept or len(self._kept[place].seconds) <= last:
+            up_to, beside = np.broadcast_arrays(every if a.ndim == 1 else every[:, None], contexts)
+            self._kept[place] = self.times(kernel, up_to, beside)
+        return self._kept[place].at(numbers.astype(np.int64))
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
         """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from windtunnel.deployment import Deployment, Pool
@@ -21,6 +22,11 @@ from windtunnel.plan.space import Candidate
 from windtunnel.plan.trial import deployment_key, tables_for, trial, trial_key
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head
+
+LARGEST_JOB = 64
+"""Most candidates of one job."""
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "replicas", "router", "decode")
+"""Last words of the axes that do not change how long a batch takes; the last one's are the ratios of two pools."""
 
 Status = Literal["exact", "beaten", "bounded", "impossible", "refused"]
 
@@ -275,6 +281,25 @@ class BoundJob:
     candidates: Sequence[Candidate]
 
 
+def bound_jobs(questions: Sequence[Question], candidates: Sequence[Candidate], workers: int) -> list[BoundJob]:
+    """The jobs of all candidates. Those that differ in their limits alone come together, the largest first: so the
+    tables of one are beginnings of those of the one before."""
+
+    def kin(one: Candidate) -> list[tuple[str, str]]:
+        return [(axis, str(value)) for axis, value in one.settings.items() if axis.split()[-1] not in LIMITS]
+
+    def limits(one: Candidate) -> list[tuple[int, int]]:
+        engines = [pool.engine for pool in one.deployment.pools]
+        return [(-each.resolved("max_num_batched_tokens"), -each.resolved("max_num_seqs")) for each in engines]
+
+    size = min(LARGEST_JOB, max(1, len(candidates) // (2 * workers)))
+    jobs = []
+    for _, alike in groupby(sorted(candidates, key=lambda one: (kin(one), limits(one), one.index)), kin):
+        few = tuple(alike)
+        jobs += [BoundJob(questions, few[start : start + size]) for start in range(0, len(few), size)]
+    return jobs
+
+
 @dataclass
 class BoundReport:
     """By index of the candidate: a bound for each question or why it cannot run, and the content key of its pools."""
@@ -282,21 +307,19 @@ class BoundReport:
     bounds: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     pools: dict[int, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def find_bounds(job: BoundJob) -> BoundReport:
     """The bounds of every candidate of a job, its tables read once for all questions."""
     report, perf = BoundReport(), job.questions[0].perf
-    with _stopwatch(report):
-        for candidate in job.candidates:
-            try:
-                pools = deployment_key(candidate.deployment, perf)
-                tables = tables_for(job.questions[0], candidate.deployment, pools)
-                report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
-                report.pools[candidate.index] = pools
-            except InputError as error:
-                report.refused[candidate.index] = str(error)
+    for candidate in job.candidates:
+        try:
+            pools = deployment_key(candidate.deployment, perf)
+            tables = tables_for(job.questions[0], candidate.deployment, pools)
+            report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
+            report.pools[candidate.index] = pools
+        except InputError as error:
+            report.refused[candidate.index] = str(error)
     return report
 
 
@@ -341,7 +364,7 @@ AnyReport = BoundReport | Report | None
 
 
 @contextmanager
-def _stopwatch(report: Report | BoundReport) -> Iterator[None]:
+def _stopwatch(report: Report) -> Iterator[None]:
     began = time.perf_counter()
     yield
     report.seconds = time.perf_counter() - began

@@ -21,6 +21,7 @@ from itertools import count
 from windtunnel.errors import InputError
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import (
+    LARGEST_JOB,
     AnyJob,
     AnyReport,
     BoundJob,
@@ -31,6 +32,7 @@ from windtunnel.plan.elimination import (
     Report,
     Standing,
     best_of,
+    bound_jobs,
     impossible,
     start_of,
     threshold,
@@ -120,8 +122,8 @@ def search(
         question=question,
         objective=objective,
         enumeration=enumeration,
-        contenders=hunt.contenders,
-        entries={index: hunt.entries[index] for index in sorted(hunt.entries)},
+        contenders=dict(sorted(hunt.contenders.items())),
+        entries=dict(sorted(hunt.entries.items())),
         top=top,
         trials=hunt.progress.trials,
         reused=hunt.progress.reused,
@@ -219,19 +221,16 @@ class _Hunt:
             else:
                 missing.append(candidate)
         waiting: list[AnyJob] = [*warm_ups(self.question, missing)] if self.workers.team.workers > 1 else []
-        while waiting or missing or self.workers.under_way:
-            while (waiting or missing) and self.workers.room:
-                size = 0 if waiting else self._chunk(len(missing))
-                job = waiting.pop(0) if waiting else BoundJob((self.question, *others), tuple(missing[:size]))
-                self.workers.submit(job)
-                missing = missing[size:]
+        waiting += bound_jobs((self.question, *others), missing, self.workers.team.workers)
+        while waiting or self.workers.under_way:
+            while waiting and self.workers.room:
+                self.workers.submit(waiting.pop(0))
             for job, report in self.workers.results(LOOK):
                 if isinstance(job, BoundJob) and isinstance(report, BoundReport):
                     self._take_bounds(job, report)
             self._show()
 
     def _take_bounds(self, job: BoundJob, report: BoundReport) -> None:
-        self.pace = report.seconds / len(job.candidates)
         by_index = {candidate.index: candidate for candidate in job.candidates}
         for index, reason in report.refused.items():
             self.entries[index] = Entry(index, "refused", float("-inf"), reason=reason)
@@ -336,7 +335,7 @@ class _Hunt:
     def _chunk(self, left: int) -> int:
         """Candidates of the next job: as many as fill its time, but leave enough for all workers to the end."""
         wanted = round(self.chunk_seconds / self.pace) if self.pace > 0 else 1
-        return max(1, min(wanted, left // (2 * self.workers.team.workers), 64))
+        return max(1, min(wanted, left // (2 * self.workers.team.workers), LARGEST_JOB))
 
     def best_undecided(self) -> float | None:
         """The best promise of the candidates whose bound is known, and that are not decided; None without any."""

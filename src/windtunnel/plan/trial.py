@@ -10,6 +10,7 @@ do not depend on completions.
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,7 @@ from windtunnel.deployment import Deployment, Pool
 from windtunnel.files import cache_folder
 from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
 from windtunnel.perf.database import Database, find_systems
-from windtunnel.perf.predictor import wanted_version
+from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
@@ -41,6 +42,7 @@ Tables = Sequence[Tabulated]
 
 _kept: dict[str, Tables] = {}
 _databases: dict[tuple[str, str, str, str], Database | None] = {}
+_predictors: dict[str, Predictor] = {}
 
 
 def trial(question: Question, deployment: Deployment, rate: float, tables: Tables | None = None) -> Outcome:
@@ -106,8 +108,21 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
     if key not in _kept:
         while len(_kept) >= KEPT_TABLES:
             del _kept[next(iter(_kept))]
-        _kept[key] = [tabulate(pool, perf, cache_folder()) for pool in deployment.pools]
+        _kept[key] = [
+            tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf)) for pool in deployment.pools
+        ]
     return _kept[key]
+
+
+def _predictor(pool: Pool, perf: str) -> Predictor:
+    """The predictor of a pool, shared with others that differ in their limits alone."""
+    engine = replace(pool.engine, max_num_seqs=None, max_num_batched_tokens=None)
+    key = cache_key(replace(pool, engine=engine), perf, _database(pool, perf))
+    if key not in _predictors:
+        while len(_predictors) >= KEPT_TABLES:
+            del _predictors[next(iter(_predictors))]
+        _predictors[key] = predictor_from(pool, perf)
+    return _predictors[key]
 
 
 def trial_key(question: Question, pools: str, deployment: Deployment, rate: float) -> str:

@@ -115,7 +115,7 @@ class Loop:
             InputError: requests wait for others, and there is no ``release``.
         """
         if recording.has_sessions and release is None:
-            raise InputError("after: requests that wait for others are replayed through vLLM's v1 schedulers only")
+            raise InputError("after: requests that wait for others are replayed through vLLM v1 and SGLang only")
         self.scheduler, self.recording, self.arrival, self.release = scheduler, recording, list(arrival), release
         self.duration, self.words, self.seconds = duration, words, seconds
         self.depth, self.tolerance, self.after, self.idle_looks = depth, tolerance, after, idle_looks

@@ -177,6 +177,10 @@ class Scheduler(Lane):
         """A request arrives: it joins the end of the queue."""
         self.stepper.deliver(r, float(self.columns[r]["arrival"]))
 
+    def release(self, r: int, time: Fraction) -> None:
+        """A request that waited for others will come at that time."""
+        self.columns[r]["arrival"] = float(time)
+
     def schedule(self, now: float = 0.0) -> Round | None:  # noqa: ARG002 - the lane has its own clock
         """Decide the next round; None if it is idle. Raises InputError where the engine would die."""
         if self.decided:  # nothing was in flight before it
@@ -274,6 +278,7 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
         depth=2 if scheduler.overlaps else 1,
         after=partial(_memory, scheduler) if newer else None,
         idle_looks=3 if newer else 1,
+        release=scheduler.release,
     )
     yield from loop.records()
     if loop.stuck:

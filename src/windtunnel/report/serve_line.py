@@ -11,7 +11,7 @@ from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, MODES, RULES, SCHEDULER, SHORT
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
 from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
@@ -56,6 +56,7 @@ OF_FRONT = {
 """Settings of SGLang with a value, and what needs no flag."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
 """vLLM's short name of a cache's type, as SGLang calls it."""
+BF16 = {"bfloat16": "bf16"}
 OPTIONS_FILES = {"mixed": "trtllm.yaml", "prefill": "context.yaml", "decode": "generation.yaml"}
 """Settings without a flag of trtllm-serve go to this file, which is written first."""
 
@@ -113,7 +114,7 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     if engine.get("scheduler_reserve_full_isl") is False and chosen.scheduler_reserve_full_isl:
         words.append("--no-scheduler-reserve-full-isl")
     if drafts := engine.get("num_speculative_tokens"):
-        settings = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
+        settings = json.dumps(_drafter(engine.get("speculative_model")) | {"num_speculative_tokens": drafts})
         words += ["--speculative-config", shlex.quote(settings)]
     if copies := engine.get("num_redundant_experts"):
         words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
@@ -121,9 +122,12 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words.append("--enforce-eager")
     if engine.get("states_per_request") == ALIGNED_STATES:
         words += ["--mamba-cache-mode", ALIGNED]
+    if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":
+        said = {"use_fp4_indexer_cache": True} if index == "mxfp4" else {"indexer_kv_dtype": BF16.get(index, index)}
+        words += ["--attention-config", shlex.quote(json.dumps(said))]
     graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
-    if said := {name: value for name, value in graphs.items() if value}:
-        words += ["--compilation-config", shlex.quote(json.dumps(said))]
+    if captured := {name: value for name, value in graphs.items() if value}:
+        words += ["--compilation-config", shlex.quote(json.dumps(captured))]
     return " ".join(words)
 
 
@@ -153,7 +157,8 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "dtype": engine.get("dtype"),
         "kv_cache_dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
         "quantization": engine.get("quantization"),
-        "num_speculative_tokens": _chain(engine.get("num_speculative_tokens")),
+        "num_speculative_tokens": _chain(engine.get("num_speculative_tokens"), engine.get("speculative_model")),
+        "speculative_model": engine.get("speculative_model"),
         "states_per_request": _buffer(engine, rules),
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
@@ -164,6 +169,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-dp-attention": together > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
+        _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
@@ -182,9 +188,14 @@ def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
     return zip(flags, value, strict=False) if isinstance(value, tuple) else [(flags[0], value)]
 
 
-def _chain(drafts: int | None) -> tuple[Any, ...] | None:
+def _drafter(head: str | None) -> dict[str, str]:
+    """vLLM's method, and the head that drafts."""
+    return {"method": "eagle3", "model": head} if head else {"method": "mtp"}
+
+
+def _chain(drafts: int | None, head: str | None) -> tuple[Any, ...] | None:
     """Algorithm, steps, width and tokens of a chain of drafts, the token before them included."""
-    return ("NEXTN", drafts, 1, drafts + 1) if drafts else None
+    return ("EAGLE3" if head else "NEXTN", drafts, 1, drafts + 1) if drafts else None
 
 
 def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
@@ -192,6 +203,11 @@ def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
     if deepep:
         return "deepep", deepep
     return (backend,) if backend == ONE_KERNEL else None
+
+
+def _fp4_index(pool: Mapping[str, Any]) -> str:
+    """SGLang's switch for 4-bit index keys of the model."""
+    return FP4_INDEX["V4" not in str(pool.get("architecture"))]
 
 
 def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
@@ -286,7 +302,10 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         steps = round(steps / (engine.get("acceptance_length") or 1.0))
         yield f"attention_dp_config:\n  enable_balance: true\n  timeout_iters: {max(1, steps)}"
     if drafts := engine.get("num_speculative_tokens"):
-        yield f"speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: {drafts}"
+        mtp = f"MTP\n  num_nextn_predict_layers: {drafts}"
+        head = engine.get("speculative_model")
+        eagle = f"Eagle3\n  max_draft_len: {drafts}\n  speculative_model: {json.dumps(head)}"
+        yield f"speculative_config:\n  decoding_type: {eagle if head else mtp}"
 
 
 def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:

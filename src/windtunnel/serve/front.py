@@ -18,23 +18,25 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from windtunnel.serve.choices import Choice
-from windtunnel.serve.connection import Caller
+from windtunnel.serve.connection import Caller, Gate
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
 from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.documents import read_object
 from windtunnel.serve.openai.openapi import document
 from windtunnel.serve.openai.requests import (
     Asked,
     RefusedError,
+    are_tokens,
     check_model,
-    is_token,
+    checked,
     read_chat,
     read_completion,
-    read_object,
 )
 from windtunnel.serve.openai.sampling import check_sampling
 from windtunnel.serve.openai.shapes import Shape, shape_of
+from windtunnel.serve.pace import Pace
 from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import (
     BytesRule,
@@ -44,6 +46,7 @@ from windtunnel.serve.tokens import (
     block_names,
     chat_text,
     echoed_words,
+    tokens_of,
 )
 from windtunnel.simulate.live import Arrival
 from windtunnel.version import __version__
@@ -85,31 +88,33 @@ class Front:
         self._began = int(time.time())
         self.open = 0
         """Requests for answers that are being read or answered."""
+        self._to_come = 0
+        """Choices for which there is room, and which the engines do not have yet."""
 
     # Answers.
 
     async def completions(self, caller: Caller) -> None:
         """/v1/completions."""
-        await self._answer(caller, read_completion)
+        await self._answer(caller, False)
 
     async def chat(self, caller: Caller) -> None:
         """/v1/chat/completions."""
-        await self._answer(caller, lambda body: read_chat(body, chat_text))
+        await self._answer(caller, True)
 
-    async def _answer(self, caller: Caller, read: Callable[[dict[str, Any]], Asked]) -> None:
+    async def _answer(self, caller: Caller, chat: bool) -> None:
         text = await self._body(caller)
         await self.engine.gate.passed()
-        body = read_object(text)
+        body, pace = await read_object(text), Pace()
         check_model(body, self.manners.model)
         check_sampling(body)
-        asked = read(body)
-        shape = shape_of(body) if asked.chat else None
-        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
+        asked = await read_chat(body, chat_text, pace) if chat else read_completion(body)
+        shape = shape_of(body) if chat else None
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{next(self._numbers):08x}"
         wording = Wording(asked, name, self.manners.model, int(time.time()), shape.tool if shape else None)
         answer = (EventStream if asked.stream else WholeAnswer)(self.engine, wording, caller)
         self._check_room(asked)
-        arrivals = await self._arrivals(asked, shape)
-        choices = self._submit(arrivals, answer.tell, caller.came, asked.stream)
+        arrivals = await self._arrivals(asked, shape, pace)
+        choices = await self._submit(arrivals, answer.tell, caller.came, asked.stream)
         try:
             await answer.send(choices)
         finally:
@@ -121,18 +126,21 @@ class Front:
         if wanted > most:
             raise RefusedError(f"{wanted} answers in one request: must be at most {most}")
 
-    async def _arrivals(self, asked: Asked, shape: Shape | None) -> Arrivals:
+    async def _arrivals(self, asked: Asked, shape: Shape | None, pace: Pace) -> Arrivals:
         found: Arrivals = []
-        for number, prompt in enumerate(asked.prompts):
-            if number:
-                await asyncio.sleep(0)  # others have their turns
-            tokens = self.manners.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        size, longest = self.engine.deployment.hash_block_size, self.engine.deployment.longest
+        for number, one in enumerate(asked.prompts):
+            prompt = await checked(one, asked.prompts[0], longest, pace)
+            if isinstance(prompt, str):
+                self._limit(max(self.manners.tokenizer.least(prompt), 1), asked)
+                await pace.spend(len(prompt) >> 5)
+            tokens = await tokens_of(prompt, self.manners.tokenizer)
             count = max(len(tokens), 1)
             limit = self._limit(count, asked)
-            size = self.engine.deployment.hash_block_size
-            names = block_names(tokens, size, self._secret) if size else ()
-            said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+            names = await block_names(tokens, size, self._secret, pace) if size else ()
+            said = prompt if isinstance(prompt, str) else await written(prompt, " ", pace)
             for k in range(asked.n):
+                await pace.spend(64 + (len(said) >> 7))
                 drawn = self._drawn(said, asked.seed, k, limit)
                 words = partial(self._words, said, asked.seed, k)
                 text = await text_of(words, drawn, limit, asked, shape)
@@ -165,17 +173,29 @@ class Front:
         rng = np.random.default_rng([own & 0xFFFFFFFF, *text[-64:], len(text)])
         return int(rng.geometric(1.0 / self.manners.answer_tokens))
 
-    def _submit(self, arrivals: Arrivals, told: Callable[[], None], came: float | None, eager: bool) -> list[Choice]:
-        most = self.manners.max_in_flight
-        if self.engine.in_flight + len(arrivals) > most:
+    async def _submit(
+        self, arrivals: Arrivals, told: Callable[[], None], came: float | None, eager: bool
+    ) -> list[Choice]:
+        """All choices of an answer go to the engines, a few in each turn, or none where there is no room for all."""
+        most, submit, choices = self.manners.max_in_flight, self.engine.submit, list[Choice]()
+        if self.engine.in_flight + self._to_come + len(arrivals) > most:
             self.meters.turned_away += 1
             raise RefusedError(f"{most} requests are in flight: try again", 429, "RateLimitError", retry_after=1)
-        return [
-            Choice(
-                text, self.engine.submit(arrival, told, came, text.finish_reason, eager), number, arrival.prompt_tokens
-            )
-            for arrival, text, number in arrivals
-        ]
+        self._to_come += len(arrivals)
+        try:
+            for arrival, text, number in arrivals:
+                if choices and len(choices) % Gate.FEW == 0:
+                    await asyncio.sleep(0)
+                stream = submit(arrival, told, came, text.finish_reason, eager)
+                choices.append(Choice(text, stream, number, arrival.prompt_tokens))
+                self._to_come -= 1
+        except BaseException:
+            for choice in choices:
+                self.engine.leave(choice.stream)
+            raise
+        finally:
+            self._to_come -= len(arrivals) - len(choices)
+        return choices
 
     async def _body(self, caller: Caller) -> bytes:
         return await caller.body(self.manners.max_body_bytes, self.manners.body_seconds)
@@ -190,23 +210,27 @@ class Front:
 
     async def tokenize(self, caller: Caller) -> None:
         """/tokenize."""
-        body = read_object(await self._body(caller))
+        body = await read_object(await self._body(caller))
         check_model(body, self.manners.model)
-        asked = read_chat(body, chat_text) if "messages" in body else read_completion(body)
+        asked = await read_chat(body, chat_text, Pace()) if "messages" in body else read_completion(body)
         if len(asked.prompts) > 1 or not isinstance(asked.prompts[0], str):
             raise RefusedError("prompt: must be one text")
-        tokens = list(self.manners.tokenizer.encode(asked.prompts[0]))
-        longest = self.engine.deployment.longest
-        answer = JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": tokens})
-        await answer(caller.scope, caller.receive, caller.send)
+        if (least := self.manners.tokenizer.least(asked.prompts[0])) > self.engine.deployment.longest:
+            raise RefusedError(f"prompt: {least} tokens or more: must be at most max_model_len")
+        tokens = await tokens_of(asked.prompts[0], self.manners.tokenizer)
+        head = f'"count":{len(tokens)},"max_model_len":{self.engine.deployment.longest}'
+        answer = f'{{{head},"tokens":[{await written(tokens, ",", Pace())}]}}'
+        await Response(answer, media_type="application/json")(caller.scope, caller.receive, caller.send)
 
     async def detokenize(self, caller: Caller) -> None:
         """/detokenize. Raises RefusedError where the tokenizer only counts."""
-        body = read_object(await self._body(caller))
+        body = await read_object(await self._body(caller))
         check_model(body, self.manners.model)
         tokens = body.get("tokens")
-        if not isinstance(tokens, list) or not all(map(is_token, tokens)):
+        if not isinstance(tokens, list) or not (await are_tokens(tokens, Pace())):
             raise RefusedError("tokens: must be a list of tokens")
+        if len(tokens) > self.engine.deployment.longest:
+            raise RefusedError(f"tokens: more than the {self.engine.deployment.longest} of max_model_len")
         if not isinstance(self.manners.tokenizer, FileTokenizer):
             raise RefusedError("/detokenize: needs a tokenizer: start the server with --tokenizer FILE")
         answer = JSONResponse({"prompt": self.manners.tokenizer.decode(tokens)})
@@ -242,6 +266,15 @@ class Front:
     async def openapi(self, _: Request) -> Response:
         """/openapi.json."""
         return JSONResponse(document())
+
+
+async def written(tokens: Sequence[int], between: str, pace: Pace) -> str:
+    """Tokens as text."""
+    parts = []
+    for begin in range(0, len(tokens), 1024):
+        await pace.spend(512)
+        parts.append(between.join(map(str, tokens[begin : begin + 1024])))
+    return between.join(parts)
 
 
 def error(refused: RefusedError) -> Response:

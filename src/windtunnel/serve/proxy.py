@@ -27,8 +27,10 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.serve.connection import came
 from windtunnel.serve.events import Splitter, data_of, says_something
-from windtunnel.serve.openai.requests import Asked, RefusedError, read_chat, read_completion, read_object
-from windtunnel.serve.tokens import Tokenizer, block_names, chat_text
+from windtunnel.serve.openai.documents import read_object
+from windtunnel.serve.openai.requests import Asked, RefusedError, checked, read_chat, read_completion
+from windtunnel.serve.pace import Pace
+from windtunnel.serve.tokens import Tokenizer, block_names, chat_text, tokens_of
 
 ANSWERS = ("/v1/completions", "/v1/chat/completions")
 OF_THE_CONNECTION = frozenset(
@@ -165,8 +167,8 @@ class Proxy:
             if request.method == "POST" and request.url.path in ANSWERS:
                 body = await _read_up_to(pieces, LARGEST_MEASURED)
                 arrived = came(request.scope) or time.monotonic()
-                asked = None if len(body) > LARGEST_MEASURED else self._read(request.url.path, body)
-                measured = self._begin(arrived, asked)
+                asked = None if len(body) > LARGEST_MEASURED else await self._read(request.url.path, body)
+                measured = await self._begin(arrived, asked)
                 content: bytes | AsyncIterator[bytes] = body if asked else _after(body, pieces)
                 if measured is not None:
                     content = _with_usage(body)
@@ -178,13 +180,13 @@ class Proxy:
         except TimeoutError:
             return JSONResponse({"error": {"message": "the body did not come in time"}}, 408)
 
-    def _begin(self, arrived: float, asked: Asked | None) -> Measured | None:
+    async def _begin(self, arrived: float, asked: Asked | None) -> Measured | None:
         if asked is None:
             return None
         if self._folder.start is None:
             self._folder.start = arrived
         if asked.stream and asked.n == len(asked.prompts) == 1:
-            return Measured(arrived, self._names(asked))
+            return Measured(arrived, await self._names(asked))
         return None
 
     def _request(self, request: Request, content: Any, measured: Measured | None) -> httpx.Request:
@@ -221,20 +223,23 @@ class Proxy:
         found.raw_headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in stops]
         return found
 
-    def _read(self, path: str, body: bytes) -> Asked | None:
+    async def _read(self, path: str, body: bytes) -> Asked | None:
         """What an answer's request asks for; None where it cannot be measured."""
         try:
-            document = read_object(body)
-            return read_completion(document) if path == ANSWERS[0] else read_chat(document, chat_text)
+            document = await read_object(body)
+            if path != ANSWERS[0]:
+                return await read_chat(document, chat_text, Pace())
+            asked = read_completion(document)
+            await checked(asked.prompts[0], asked.prompts[0], LARGEST_MEASURED, Pace())
+            return asked
         except RefusedError:
             return None
 
-    def _names(self, asked: Asked) -> tuple[int, ...]:
+    async def _names(self, asked: Asked) -> tuple[int, ...]:
         if not self._block_size:
             return ()
-        prompt = asked.prompts[0]
-        tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return block_names(tokens, self._block_size, self._secret)
+        tokens = await tokens_of(asked.prompts[0], self._tokenizer)
+        return await block_names(tokens, self._block_size, self._secret, Pace())
 
     async def _measured(self, answer: httpx.Response, measured: Measured, wants_usage: bool) -> AsyncIterator[bytes]:
         """Pass events on as they come, and note when; what the client does not read to its end is left out."""
@@ -315,6 +320,8 @@ async def _after(begun: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
 
 def _with_usage(body: bytes) -> bytes:
     """The body of a streamed request, that also asks for the count of tokens."""
+    if b"stream_options" not in body and b"\\u" not in body:
+        return body.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
     document = json.loads(body)
     options = document.get("stream_options") or {}
     return json.dumps(document | {"stream_options": options | {"include_usage": True}}).encode()

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
-from json import JSONEncoder
 from typing import Any
 
 from windtunnel.serve.choices import Choice, latency_headers, usage
 from windtunnel.serve.connection import Caller, at_once
 from windtunnel.serve.engine import Engine
-from windtunnel.serve.openai.answers import DONE, Wording, usage_of
+from windtunnel.serve.openai.answers import DOCUMENTS, DONE, Wording, usage_of
 from windtunnel.serve.openai.requests import RefusedError
+from windtunnel.serve.pace import Pace
 
-DOCUMENTS = JSONEncoder(separators=(",", ":"))
+PIECE = 1 << 18
+"""Characters of an answer that are written at once."""
 
 HEAD = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -40,8 +41,7 @@ class WholeAnswer:
                 self._changed.clear()
         finally:
             caller.let_go()
-            for choice in choices:
-                self._engine.leave(choice.stream)
+            await leave(self._engine, choices)
         if not caller.gone:
             await self._send(choices)
 
@@ -49,11 +49,38 @@ class WholeAnswer:
         require_served(choices)
         if any(not choice.stream.tokens for choice in choices):
             raise RefusedError("the scheduler ignored the request, as the real one would", 400)
-        said = [(choice.text.take(choice.stream.tokens), choice.text.finish_reason) for choice in choices]
-        data = DOCUMENTS.encode(self._wording.whole(said, usage(choices))).encode()
-        length = (b"content-length", b"%d" % len(data))
+        parts, pace = [self._wording.head], Pace()
+        for index, choice in enumerate(choices):
+            await pace.spend(32 + choice.stream.tokens)
+            said = self._wording.choice(index, choice.text.take(choice.stream.tokens), choice.text.finish_reason)
+            parts += [",", said] if index else [said]
+        parts.append(f'],"usage":{DOCUMENTS.encode(usage(choices))}}}')
+        data = [part.encode() for part in joined(parts)]
+        length = (b"content-length", b"%d" % sum(map(len, data)))
         await self._caller.begin(200, [(b"content-type", b"application/json"), length, *latency_headers(choices)])
-        await self._caller.go_on(data, False)
+        for k, part in enumerate(data, 1):
+            await self._caller.go_on(part, k < len(data))
+
+
+def joined(parts: Sequence[str]) -> list[str]:
+    """Texts as few texts, none of them much longer than PIECE."""
+    found, size = [list[str]()], 0
+    for part in parts:
+        if size > PIECE:
+            found.append([])
+            size = 0
+        found[-1].append(part)
+        size += len(part)
+    return ["".join(each) for each in found]
+
+
+async def leave(engine: Engine, choices: Sequence[Choice]) -> None:
+    """The client of an answer has gone, or has all of it."""
+    pace = Pace()
+    for choice in choices:
+        if not choice.stream.ended:
+            await pace.spend(128)
+        engine.leave(choice.stream)
 
 
 class EventStream:
@@ -77,7 +104,7 @@ class EventStream:
         if self._over:
             return
         refused, cut = self._come_back() if self._away else (False, 0)
-        if not self._idle or not self._caller.clear or any(choice.stream.failed for choice in self._choices):
+        if not self._idle or not self._caller.clear or len(self._choices) > 1 or self._choices[0].stream.failed:
             self._changed.set()
         elif refused or not self._begun or not self._goes_away():
             self._take_the_short_way(cut)
@@ -106,7 +133,7 @@ class EventStream:
 
     def _take_the_short_way(self, cut: int) -> None:
         """Send what has come, in this turn."""
-        events = self._events()
+        events = self._events_of(0)
         if not self._begun:
             self._begun = True
             self._caller.begin_now(self._head(), events)
@@ -133,8 +160,7 @@ class EventStream:
         finally:
             self._lose()
             caller.let_go()
-            for choice in choices:
-                self._engine.leave(choice.stream)
+            await leave(self._engine, choices)
             self._choices = ()  # they know this answer: a circle
 
     async def _send(self) -> None:
@@ -142,7 +168,7 @@ class EventStream:
         if not self._begun:
             require_served(self._choices)
             await self._begin()
-        events = self._events()
+        events = await self._events()
         if not self._goes_on():
             await self._end(events)
         elif events:
@@ -169,20 +195,29 @@ class EventStream:
         """Whether more is to come."""
         return any(not choice.stream.ended or choice.text.taken < choice.stream.tokens for choice in self._choices)
 
-    def _events(self) -> bytes:
+    async def _events(self) -> bytes:
         """Those of all tokens that have come."""
-        found, wording = b"", self._wording
-        for index, choice in enumerate(self._choices):
-            stream, text = choice.stream, choice.text
-            if stream.tokens > text.taken:
-                if text.taken == 0 and wording.asked.chat:
-                    found += wording.first(index)
-                counted: dict[str, Any] | None = None
-                if wording.asked.continuous_usage:
-                    counted = usage_of(choice.prompt_tokens, stream.cached_tokens, stream.tokens)
-                reason = text.finish_reason if stream.ended else None
-                found += wording.piece(index, text.take(stream.tokens), reason, counted)
-        return found
+        if len(self._choices) == 1:
+            return self._events_of(0)
+        found, pace = [], Pace()
+        for index in range(len(self._choices)):
+            if events := self._events_of(index):
+                found.append(events)
+                await pace.spend(32)
+        return b"".join(found)
+
+    def _events_of(self, index: int) -> bytes:
+        """Those of a choice."""
+        wording, choice = self._wording, self._choices[index]
+        stream, text = choice.stream, choice.text
+        if stream.tokens <= text.taken:
+            return b""
+        begun = wording.first(index) if text.taken == 0 and wording.asked.chat else b""
+        counted: dict[str, Any] | None = None
+        if wording.asked.continuous_usage:
+            counted = usage_of(choice.prompt_tokens, stream.cached_tokens, stream.tokens)
+        reason = text.finish_reason if stream.ended else None
+        return begun + wording.piece(index, text.take(stream.tokens), reason, counted)
 
     async def _end(self, events: bytes) -> None:
         """The last of them, and what closes the answer."""

@@ -1,5 +1,6 @@
 """Tokens: how many a prompt has, which of its blocks are alike, and what an answer says."""
 
+import asyncio
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.errors import InputError
+from windtunnel.serve.pace import Pace
 
 NAME_BITS = 52
 """Of a block's name: numbers up to 2⁵³ keep their value in every reader of JSON."""
@@ -29,6 +31,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> Sequence[int]:
         """The tokens of a text."""
+        ...
+
+    def least(self, text: str) -> int:
+        """Tokens that a text has at least, known without a look at it."""
         ...
 
 
@@ -53,6 +59,10 @@ class BytesRule:
             return (*found, int.from_bytes(data[4 * whole :])) if len(data) % 4 else found
         return [int.from_bytes(data[i : i + size]) for i in range(0, len(data), size)]
 
+    def least(self, text: str) -> int:
+        """A character has at least a byte."""
+        return -(-len(text) // self.bytes_per_token)
+
 
 class FileTokenizer:
     """A ``tokenizer.json``, as Hugging Face's models have it."""
@@ -72,31 +82,61 @@ class FileTokenizer:
             raise InputError(f"tokenizer {str(path)!r}: {error}") from error
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text; what a template adds around it is not among them."""
-        found: Sequence[int] = self._reader.encode(text, add_special_tokens=False).ids
-        return found
+        """The tokens of a text; what a template adds around it is not among them. Other threads go on meanwhile."""
+        (found,) = self._reader.encode_batch([text], add_special_tokens=False)
+        tokens: Sequence[int] = found.ids
+        return tokens
+
+    def least(self, text: str) -> int:
+        """Nobody knows before it is read."""
+        return min(len(text), 1)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
         return str(self._reader.decode(list(tokens), skip_special_tokens=False))
 
 
-def block_names(tokens: Sequence[int], block_size: int, secret: bytes) -> tuple[int, ...]:
+READ_AT_ONCE = 1 << 18
+"""Characters; longer texts are read by another thread."""
+
+
+async def tokens_of(prompt: str | Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:
+    """The tokens of a prompt."""
+    if not isinstance(prompt, str):
+        return prompt
+    if len(prompt) > READ_AT_ONCE:
+        return await asyncio.to_thread(tokenizer.encode, prompt)
+    return tokenizer.encode(prompt)
+
+
+NAMED_AT_ONCE = 256
+"""Blocks between two turns of others."""
+
+
+async def block_names(tokens: Sequence[int], block_size: int, secret: bytes, pace: Pace) -> tuple[int, ...]:
     """A name for each full block: equal for equal text up to its end, and of no use without the secret."""
-    blocks, size = len(tokens) // block_size, 8 * block_size
-    data = struct.pack(f">{blocks * block_size}Q", *tokens[: blocks * block_size])
-    text = blake2b(key=secret, digest_size=8)
-    digests = []
-    for first in range(0, blocks * size, size):
-        text.update(data[first : first + size])
-        digests.append(text.copy().digest())
-    return tuple([name >> (64 - NAME_BITS) for name in struct.unpack(f">{blocks}Q", b"".join(digests))])
+    blocks, names = len(tokens) // block_size, list[int]()
+    text, rest = blake2b(key=secret, digest_size=8), 64 - NAME_BITS
+    for first in range(0, blocks, NAMED_AT_ONCE):
+        count = min(NAMED_AT_ONCE, blocks - first)
+        await pace.spend(4 * count)
+        data = struct.pack(f">{count * block_size}Q", *tokens[first * block_size : (first + count) * block_size])
+        size, digests = 8 * block_size, []
+        for begin in range(0, count * size, size):
+            text.update(data[begin : begin + size])
+            digests.append(text.copy().digest())
+        names += [name >> rest for name in struct.unpack(f">{count}Q", b"".join(digests))]
+    return tuple(names)
 
 
 def chat_text(messages: Sequence[tuple[str, str]]) -> str:
-    """A conversation as one prompt, in the words of ChatML; no file says how a simulated model's template goes."""
-    turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
-    return f"{turns}<|im_start|>assistant\n"
+    """Turns of a conversation in the words of ChatML, or what an answer follows where there are none.
+
+    No file says how a simulated model's template goes.
+    """
+    if not messages:
+        return "<|im_start|>assistant\n"
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
 
 
 class SeededWords:

@@ -13,6 +13,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.database import open_database
+from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import PARTS, Tabulated
@@ -50,6 +51,32 @@ def test_the_cache_gives_back_what_was_built(tmp_path: Path) -> None:
     same(fresh, tabulate(pool()))
     assert file.suffix == ".npz"
     assert kept.notes == fresh.notes
+
+
+LIMITS = ((16, 256), (16, 128), (4, 256), (12, 100), (32, 512))
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B"])
+def test_a_predictor_shared_by_pools_of_other_limits_gives_the_tables_of_one_for_each(model: str) -> None:
+    def of(seqs: int, tokens: int, **engine: Any) -> Pool:
+        settings = Engine(max_model_len=1000, max_num_seqs=seqs, max_num_batched_tokens=tokens, **engine)
+        return Pool(load_model(model), device("h100_sxm"), settings)
+
+    several: list[dict[str, object]] = [
+        {},
+        {"num_speculative_tokens": 2, "acceptance_length": 2.1},
+        {"pipeline_parallel_size": 2},
+        {"data_parallel_size": 2, "enable_expert_parallel": True}
+        if "A3B" in model
+        else {"cudagraph_mode": "FULL_DECODE_ONLY"},
+    ]
+    for engine in several:
+        shared = predictor_from(of(16, 256, **engine))
+        for seqs, tokens in LIMITS:
+            alone = tabulate(of(seqs, tokens, **engine))
+            together = tabulate(of(seqs, tokens, **engine), predictor=shared)
+            same(alone, together)
+            assert alone.notes == together.notes
 
 
 def test_equal_tables_are_kept_once(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def _finish(
     else:
         if line is not None:
             show(wrapped(line.sentence))
-            if line.changes:
+            if line.helps:
                 show(table(("change", "your line", "better"), line.changes, left=3))
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []

@@ -60,13 +60,18 @@ class Judged(NamedTuple):
         return 1.0 - (best / self.best_rate) / (cost / self.rate)
 
     @property
+    def helps(self) -> bool:
+        """Whether the best serves a request for less, by what a figure shows."""
+        return bool(self.changes) and round(100 * self.saves) > 0
+
+    @property
     def sentence(self) -> str:
         """For people: what the line serves, and what its changes save."""
         served = {0.0: "Your line keeps the limits at no rate", math.inf: "This load does not fill your line"}.get(
             self.rate, f"Your line serves {self.rate:.3g} {self.unit} within the limits on {_gpus(self.gpus)}"
         )
-        if not self.changes:
-            return f"{served}. Nothing that was searched is better."
+        if not self.helps:
+            return f"{served}. Nothing that was searched serves a request for less."
         found = "it is not filled" if math.isinf(self.best_rate) else f"it serves {self.best_rate:.3g}"
         saved = "" if self.rate == 0 else f": {self._saved}"
         return f"{served}. With the changes below {found} on {_gpus(self.best_gpus)}{saved}."
@@ -76,7 +81,7 @@ class Judged(NamedTuple):
         share = round(100 * self.saves)
         what = "a request costs" if self.price_per_hour > 0 and self.best_price_per_hour > 0 else "a request takes"
         time = "" if what.endswith("costs") else " GPU time"
-        return f"{what} {abs(share)} % {'less' if share > 0 else 'more'}{time}" if share else f"{what} as much{time}"
+        return f"{what} {share} % less{time}"
 
     def spec(self) -> dict[str, Any]:
         """For JSON."""
@@ -103,7 +108,9 @@ def space_of_line(
     Raises InputError for lines of one side, and for what cannot run.
     """
     from windtunnel.deployment.prices import priced
-    from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
+    from windtunnel.scenario import Scenario
+    from windtunnel.scenario.pasted import read_pasted
+    from windtunnel.scenario.scenario import vary
 
     pasted = read_pasted(lines, model)
     if sides := [role for role in ("prefill", "decode", "mixed") if role in pasted.words]:
@@ -112,9 +119,11 @@ def space_of_line(
         raise InputError(
             "from: other values of the model's config are not searched: give --model a changed config.json"
         )
-    line = scenario_of(pasted).deployment()
+    usual = {"device": split(axes.devices)[0], "devices_file": devices_file}
+    words = {key: value for key, value in usual.items() if value is not None} | dict(pasted.words)
+    line = vary(Scenario(), words, "from: ").deployment()
     pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
-    words = {"device": DEVICE} | dict(pasted.words)
+    words = {axis: getattr(pools[0].engine, axis) for axis in CHANGED} | words
     return space_around(words, axes, available, devices_file, routers), replace(line, pools=pools)
 
 

@@ -7,9 +7,9 @@ from windtunnel.errors import InputError, require_positive
 from windtunnel.model.keys import Keys
 from windtunnel.model.layers import Attention
 
-INDEX_BYTES = 2
-"""Of a number in the cache of index keys: 16 bits, whatever the KV cache has (``resolve_indexer_kv_dtype`` in vLLM
-0.32, vllm/models/minimax_m3)."""
+INDEX_BYTES = {"bfloat16": 2, "fp8": 1}
+"""Of a number in the cache of index keys: 16 bits, whatever the KV cache has, unless told otherwise
+(``resolve_indexer_kv_dtype`` in vLLM 0.32, vllm/models/minimax_m3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class BlockSparseAttention(Attention):
     """Tokens of a block of keys."""
     top_k_blocks: int
     """Blocks that a query attends to."""
+    index_dtype: str = "bfloat16"
+    """Of the cached index keys: ``bfloat16`` or ``fp8``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +53,12 @@ class BlockSparseAttention(Attention):
     @property
     def index_bytes_per_token(self) -> int:
         """Cached bytes of a token's index key, on every GPU alike."""
-        return INDEX_BYTES * self.index_head_dim
+        return INDEX_BYTES[self.index_dtype] * self.index_head_dim
+
+    @property
+    def index_dtypes(self) -> tuple[str, ...]:
+        """16 bits, or 8."""
+        return tuple(INDEX_BYTES)
 
     def index_heads_per_gpu(self, tensor_parallel_size: int) -> int:
         """Index queries are divided, and repeated, with the KV heads that they choose for."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.keys import Json, Keys
-from windtunnel.model.mixer import STRETCH, Mixer
+from windtunnel.model.mixer import INDEX_KEYS, STRETCH, Mixer, index_key_bytes
 from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization, kv_bytes, mixed
 
 RATIOS = (0, 4, 128)
@@ -22,9 +22,9 @@ WINDOW_PAGE, COMPRESSOR_PAGES = 64, {4: 4, 128: 8}
 """Tokens in a block where it holds windows, and by ratio where it holds what compressors have not yet summed up
 (``CompressorStateCache`` in vllm/models/deepseek_v4/compressor.py)."""
 
-SCALED, STATE_BYTES, INDEX_SCALE_BYTES = 64, 4, 4
+SCALED, STATE_BYTES = 64, 4
 """8-bit entries have a one-byte scale for every 64 numbers that are not rotated, and one byte of padding; compressors
-keep 32-bit numbers; an index key of 8 bits has a 32-bit scale (vllm/models/deepseek_v4/attention.py)."""
+keep 32-bit numbers (vllm/models/deepseek_v4/attention.py)."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class CompressedAttention(Mixer):
     index_heads: int
     index_head_dim: int
     index_top_k: int
+    index_dtype: str = "fp8"
+    """Of the cached keys of the index: ``fp8`` or ``mxfp4``."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -98,7 +100,12 @@ class CompressedAttention(Mixer):
     @property
     def index_entry_bytes(self) -> int:
         """Bytes of an entry of the index, on every GPU alike."""
-        return self.index_head_dim + INDEX_SCALE_BYTES if self.is_sparse else 0
+        return index_key_bytes(self.index_head_dim, self.index_dtype) if self.is_sparse else 0
+
+    @property
+    def index_dtypes(self) -> tuple[str, ...]:
+        """8 bits, or 4."""
+        return INDEX_KEYS if self.is_sparse else ()
 
     def stretch_bytes(self, kv_cache_dtype: str) -> int:
         """Bytes that ``STRETCH`` tokens add to the cache, on every GPU alike: 37,440 + 8,640 with an index and 1,728

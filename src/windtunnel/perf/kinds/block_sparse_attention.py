@@ -35,6 +35,8 @@ class BlockSparseAttention(Kernel):
     kv_dtype: str = "bfloat16"
     dtype: str = "bfloat16"
     """Of the projections."""
+    index_dtype: str = "bfloat16"
+    """Of the cached index keys."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Projections, scores and values of the chosen tokens, and the index over all."""
@@ -52,7 +54,7 @@ class BlockSparseAttention(Kernel):
         query = 2.0 * self.heads * (self.head_dim + self.v_head_dim)
         attended = a * np.minimum(b, self.top_k) if decode else np.minimum(a + b, a * self.top_k)
         scored = a * b if decode else a + b
-        keys = attended * keys_of_one + scored * self.index_head_dim * 2.0
+        keys = attended * keys_of_one + scored * self.index_head_dim * STORED_BYTES[self.index_dtype]
         return self._weights * STORED_BYTES[self.dtype] + keys + a * (4.0 * self.hidden + query)
 
     @property

@@ -47,6 +47,8 @@ class CompressedAttention(Kernel):
     kv_dtype: str = "fp8"
     dtype: str = "bfloat16"
     """Of the projections."""
+    index_dtype: str = "fp8"
+    """Of the cached keys of the index."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Projections, scores and values over window and entries, and the index over all entries."""
@@ -69,13 +71,18 @@ class CompressedAttention(Kernel):
         if self.ratio:
             every = (a * b if decode else a + b) / self.ratio
         chosen = np.minimum(every, a * self.top_k) if self._indexed else every
-        index = every * (self.index_head_dim + INDEX_SCALE_BYTES) * self._indexed
+        index = every * self._index_bytes * self._indexed
         weights = self._stored_weights * STORED_BYTES[self.dtype] + 2.0 * self._wide_weights
         return weights + (near + chosen) * self._entry_bytes + index + 4.0 * self.hidden * a
 
     @property
     def _indexed(self) -> bool:
         return self.ratio == SPARSE_RATIO
+
+    @property
+    def _index_bytes(self) -> float:
+        scales = INDEX_SCALE_BYTES if self.index_dtype == "fp8" else 0
+        return self.index_head_dim * STORED_BYTES[self.index_dtype] + scales
 
     @property
     def _entry_bytes(self) -> float:

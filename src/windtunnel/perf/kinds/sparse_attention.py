@@ -42,6 +42,8 @@ class SparseAttention(Kernel):
     kv_dtype: str = "bfloat16"
     dtype: str = "bfloat16"
     """Of the projections."""
+    index_dtype: str = "fp8"
+    """Of the cached keys of the index."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Projections, scores and values of the chosen tokens, and the index over all."""
@@ -56,6 +58,7 @@ class SparseAttention(Kernel):
         keys = np.minimum(b, self.top_k) if decode else (a + b) / np.maximum(a, 1.0)
         latent = keys * (self.kv_lora_rank + self.rope) * STORED_BYTES[self.kv_dtype]
         index = (b if decode else (a + b) / np.maximum(a, 1.0)) * self.index_head_dim
+        index *= STORED_BYTES[self.index_dtype]
         return self._weights * STORED_BYTES[self.dtype] + a * (latent + index + 4.0 * self.hidden)
 
     @property
@@ -215,6 +218,7 @@ def _kernel(kernel: SparseAttention, key: Key) -> SparseAttention:
         nope=nope,
         v_head_dim=value,
         index_heads=index_heads if indexes else 0,
+        index_dtype="fp8",
     )
 
 

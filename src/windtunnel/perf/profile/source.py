@@ -113,7 +113,7 @@ class ProfilePredictor(Predictor):
         if possible.all():
             return found
         lacking = super().times(kernel.kernel, a[~possible], b[~possible])
-        return either(possible, found.where(possible), lacking)
+        return either(possible, found.at(possible), lacking)
 
     def host_seconds(self, requests: Floats) -> Floats | None:
         """See Predictor: of ``windtunnel profile`` for a step and each request in it, of Vidur by its parts."""

@@ -34,18 +34,26 @@ from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
 from windtunnel.perf.user_kernels import databases
 
+EVERY = "every"
 Ask = Callable[[int], KernelTimes]
 """Times with so many tokens for each request."""
 
 
-def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, corrections: Corrections = ALL) -> Tabulated:
+def tabulate(
+    pool: Pool,
+    source: str = "auto",
+    cache: Path | None = None,
+    corrections: Corrections = ALL,
+    predictor: Predictor | None = None,
+) -> Tabulated:
     """Batch-time tables of one data-parallel rank of a pool.
 
     ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are
     kept (``cache_folder()`` names the usual one); None: build them each time. A cache that cannot be read or written is
     named in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
+    ``predictor``: that of a pool which differs from this one in its limits alone, so that it is not asked twice.
     """
-    times = predictor_from(pool, source, corrections)
+    times = predictor or predictor_from(pool, source, corrections)
     tables = [_stage(stage, source, times, cache, corrections) for stage in stage_pools(pool)]
     return tables[0] if len(tables) == 1 else in_a_pipeline(tables, sends(pool, axes(pool, corrections), times))
 
@@ -108,7 +116,11 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             tokens = np.arange(len(ax.padded))
             decodes, prompts = (replace(operator, kernel=operator.kernel.resolved(mixed)) for mixed in (False, True))
             plain = token_times(decodes, tokens, ax.padded, ax.graph_tokens, predictor, parts)
-            found = per_token(lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share)
+            found = per_token(
+                lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share, operator.passes
+            )
+            if operator.passes == EVERY:
+                plain = replace(plain, seconds=plain.seconds + (ax.drafts - 1) * plain.seconds[1])
             if ax.padded_with_prompts and prompts == decodes:
                 return {"decode_tokens": found, "mixed_tokens": plain}
             eagerly = token_times(prompts, tokens, tokens, 0, predictor, parts)
@@ -125,14 +137,17 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
             drafting = operator.drafting if ax.drafts and operator.drafting else operator.kernel
 
             def asked(each: int) -> KernelTimes:
-                return predictor.times(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
+                return predictor.along(drafting if each == 1 else operator.kernel, each * n, 0.0 * n)
 
-            return {"sequences": per_token(asked, ax, 1.0)}
+            drafted = float(ax.draft_share > 0)  # a layer of the model's drafts with the model's own output head
+            return {"sequences": per_draft(asked(1), ax) if operator.passes else per_token(asked, ax, drafted)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
-            found = per_request(decode_times(operator, a, b, predictor, parts), ax)
+            found = per_request(decode_times(operator, a, b, predictor, parts), ax, operator.passes)
             beside = replace(operator, kernel=operator.kernel.beside_prefill()) if ax.one_call else operator
-            mixed = found if beside == operator else per_request(decode_times(beside, a, b, predictor, parts), ax)
+            mixed = found
+            if beside != operator:
+                mixed = per_request(decode_times(beside, a, b, predictor, parts), ax, operator.passes)
             return {"decode_attention": found, "mixed_attention": mixed}
         case _:
             a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
@@ -160,29 +175,40 @@ def _each(operator: Operator, ax: Axes, each: int, parts: int, predictor: Predic
     """A token-level operator where every request brings ``each`` tokens."""
     if each == 1:
         return plain
-    return predictor.times(operator.kernel, each * np.ceil(ax.padded / parts), np.zeros(len(ax.padded)))
+    return predictor.along(operator.kernel, each * np.ceil(ax.padded / parts), np.zeros(len(ax.padded)))
 
 
 def _each_of_all(operator: Operator, each: int, parts: int, predictor: Predictor, plain: KernelTimes) -> KernelTimes:
     if each == 1:
         return plain
     tokens = each * np.ceil(np.arange(len(plain.seconds)) / parts)
-    return predictor.times(operator.kernel, tokens, np.zeros_like(tokens))
+    return predictor.along(operator.kernel, tokens, np.zeros_like(tokens))
 
 
-def per_token(ask: Ask, ax: Axes, drafted: float) -> KernelTimes:
-    """Seconds per generated token of an operator that every token passes; ``drafted``: its share in one draft pass."""
+def per_token(ask: Ask, ax: Axes, drafted: float, passes: str = "") -> KernelTimes:
+    """Seconds per generated token of an operator that every token passes; ``drafted``: its share in one draft pass;
+    ``passes``: as of an operator. The first pass of a head goes over all tokens of the step, further ones over one of
+    each request (EAGLE's ``propose`` in vllm/v1/spec_decode/eagle.py)."""
     if not ax.drafts:
         return ask(1)
     verified, alone = ask(ax.drafts + 1), ask(1)
-    seconds = (verified.seconds + ax.drafts * drafted * alone.seconds) / ax.accepted
+    more = ax.drafts * drafted if not passes else ax.drafts - 1 if passes == EVERY else 0
+    seconds = (verified.seconds + more * alone.seconds) / ax.accepted
     return replace(verified, seconds=seconds, sources=np.maximum(verified.sources, alone.sources))
 
 
-def per_request(found: KernelTimes, ax: Axes) -> KernelTimes:
-    """Seconds per generated token of decode attention, which a verification asks once for all tokens of a request."""
+def per_draft(found: KernelTimes, ax: Axes) -> KernelTimes:
+    """Seconds per generated token of what every draft asks once for all requests."""
+    return replace(found, seconds=found.seconds * ax.drafts / ax.accepted)
+
+
+def per_request(found: KernelTimes, ax: Axes, passes: str = "") -> KernelTimes:
+    """Seconds per generated token of decode attention, which a verification asks once for all tokens of a request, and
+    a head in each of its passes."""
     if not ax.drafts:
         return found
+    if passes:
+        return per_draft(found, ax)
     return replace(found, seconds=found.seconds * (1.0 + ax.drafts * ax.draft_share) / ax.accepted)
 
 
@@ -196,9 +222,9 @@ def token_times(
     zero = np.zeros_like(a)
     other = operator.kernel.eager()
     if other == operator.kernel:
-        return predictor.times(operator.kernel, a, zero)
-    one = predictor.times(operator.kernel, a[captured], zero[captured])
-    two = predictor.times(other, a[~captured], zero[~captured])
+        return predictor.along(operator.kernel, a, zero)
+    one = predictor.along(operator.kernel, a[captured], zero[captured])
+    two = predictor.along(other, a[~captured], zero[~captured])
     return either(captured, one, two)
 
 
@@ -212,7 +238,7 @@ def all_tokens_times(
         return found
     few = tokens <= ax.ranks * ax.max_num_seqs
     more = token_times(prompts, tokens[~few], tokens[~few], 0, predictor, parts)
-    return either(few, found.where(few), more)
+    return either(few, found.at(few), more)
 
 
 def decode_times(
@@ -220,7 +246,7 @@ def decode_times(
 ) -> KernelTimes:
     """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too; for
     one of ``parts`` micro-batches."""
-    return predictor.times(operator.kernel, np.ceil(a / parts), b.astype(float) + 1.0)
+    return predictor.along(operator.kernel, np.ceil(a / parts), b.astype(float) + 1.0)
 
 
 def prefill_times(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> KernelTimes:

@@ -182,7 +182,7 @@ class Halves:
         """Experts by the tokens of one rank, all ranks having as many."""
         tokens = np.arange(len(self.ax.padded))
         padded = np.where(tokens <= self.ax.graph_tokens, self.ax.padded, tokens)
-        return self.ask(operator, parts)["expert_tokens"].where(self.ax.ranks * padded)
+        return self.ask(operator, parts)["expert_tokens"].at(self.ax.ranks * padded)
 
     def _less_efficient(self, operator: Operator, prompts: bool, split: NDArray[np.bool_]) -> KernelTimes:
         """What both halves of experts take beyond the whole, which the table of all ranks' tokens holds."""

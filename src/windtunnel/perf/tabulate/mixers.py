@@ -159,7 +159,7 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
         kernel = SparseAttention(
             phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
         )
-        kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype)
+        kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype, index_dtype=mla.index_dtype)
         shared = "" if mla.index_heads else "_shared_index"
         yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
 
@@ -172,7 +172,9 @@ def _block_sparse(attention: BlockSparseAttention, pool: Pool) -> Iterator[Opera
     heads = (attention.num_heads // tp, attention.kv_heads_per_gpu(tp), attention.head_dim, attention.v_head_dim)
     index = (attention.index_heads_per_gpu(tp), attention.index_head_dim, attention.attended)
     for phase in ("decode", "prefill"):
-        kernel = BlockSparseKernel(phase, pool.model.hidden_size, *heads, *index, cache_dtype(pool), dtype)
+        kernel = BlockSparseKernel(
+            phase, pool.model.hidden_size, *heads, *index, cache_dtype(pool), dtype, attention.index_dtype
+        )
         yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
 
 
@@ -183,7 +185,7 @@ def _compressed(attention: CompressedAttention, pool: Pool) -> Iterator[Operator
     heads = (attention.num_heads // tp, attention.o_groups // tp, attention.head_dim, attention.rope_dim)
     ranks = (attention.q_lora_rank, attention.o_lora_rank, attention.local_window, attention.ratio)
     index = (attention.index_heads, attention.index_head_dim, attention.index_top_k)
-    formats = (cache_dtype(pool), "bfloat16" if widened else stored)
+    formats = (cache_dtype(pool), "bfloat16" if widened else stored, attention.index_dtype)
     kind = {0: "window", 4: "csa", 128: "hca"}[attention.ratio]
     for phase in ("decode", "prefill"):
         kernel = CompressedKernel(phase, pool.model.hidden_size, *heads, *ranks, *index, *formats)

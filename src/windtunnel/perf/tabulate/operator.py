@@ -32,6 +32,9 @@ class Operator:
     kernel: Kernel
     drafting: Kernel | None = None
     """What runs in its place in the pass of a draft; None: the same."""
+    passes: str = ""
+    """When it runs in a step with drafts: empty: with the model, and for its share with each draft; ``first`` draft
+    alone, over all tokens of the step; ``every`` draft, the first of which does so."""
 
 
 def together(operators: Iterable[Operator]) -> tuple[Operator, ...]:

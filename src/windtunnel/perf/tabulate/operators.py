@@ -1,11 +1,13 @@
 """Operators: what one GPU computes in a step, from a model and how it is sharded, and what engines fuse."""
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.model import MLP, Layer, MoE
+from windtunnel.model.draft_heads import FUSED, WIDTH, draft_head
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.collective import Collective
@@ -32,6 +34,9 @@ LAYOUTS = {LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto"}
 IN_8_BITS = ("fp8", "fp8_block")
 """Formats of experts whose tokens are cast before they are sent."""
 
+OF_INPUT = ("qkv_proj", "qkv_down_proj", "kv_down_proj", "q_proj")
+"""Projections of what a layer takes."""
+
 FUSED_SINCE = 90
 """Compute capability × 10 from which engines add, normalise and reduce in one kernel (FlashInfer's all-reduce fusion in
 vLLM and SGLang, TensorRT-LLM's own)."""
@@ -39,7 +44,7 @@ vLLM and SGLang, TensorRT-LLM's own)."""
 
 def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
-    return together(fused(pool, corrections, _step(pool)))
+    return together((*fused(pool, corrections, _step(pool)), *_draft_head(pool, corrections)))
 
 
 def asked_of(predictor: Predictor, found: Iterable[Operator]) -> tuple[Operator, ...]:
@@ -80,6 +85,25 @@ def _step(pool: Pool) -> Iterator[Operator]:
             yield from _other_states(pool, "altup_end")
             yield moving("altup_mean", 2.0 * (model.predictions + 1) * hidden)
         yield from _head(pool, vocabulary)
+
+
+def _draft_head(pool: Pool, corrections: Corrections) -> Iterator[Operator]:
+    """A head that drafts, where there is one: its layer's projections take two rows side by side, the first of which is
+    a product of three hidden states of the model."""
+    name = pool.engine.speculative_model
+    if name is None or not pool.model.samples:
+        return
+    head, alone = draft_head(pool.model, name), copy(pool)
+    hidden = head.hidden_size
+    engine = replace(pool.engine, speculative_model=None, shared_dense=False)
+    for field, value in (("model", head.as_model(pool.model)), ("engine", engine)):
+        object.__setattr__(alone, field, value)
+    yield Operator("draft_fc", "gemm", "tokens", 1, Gemm(hidden, FUSED * hidden), passes="first")
+    for operator in fused(alone, corrections, _step(alone)):
+        kernel = operator.kernel
+        if isinstance(kernel, Gemm) and operator.name in OF_INPUT and kernel.k == hidden:
+            kernel = replace(kernel, k=WIDTH * hidden)
+        yield replace(operator, name=f"draft_{operator.name}", kernel=kernel, passes="every")
 
 
 def _layer_inputs(pool: Pool) -> Iterator[Operator]:

@@ -96,7 +96,9 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
 
 
 def draft_share(pool: Pool) -> float:
-    """A draft layer's share of the model's layers."""
+    """A draft layer's share of the model's layers; 0 where a head of its own drafts, which has its own operators."""
+    if pool.engine.speculative_model:
+        return 0.0
     return len(pool.model.draft_layers) / pool.model.num_layers
 
 

@@ -1,6 +1,5 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from typing import Any
 
 from windtunnel.serve.openai.requests import Asked
 from windtunnel.serve.openai.shapes import Shape
+from windtunnel.serve.pace import Pace
 from windtunnel.serve.tokens import SeededWords
 
+DOCUMENTS = json.JSONEncoder(separators=(",", ":"))
 DONE = b"data: [DONE]\n\n"
 GOES_ON = ',"logprobs":null,"finish_reason":null}]}\n\n'
 """The end of an event after which more come."""
@@ -49,8 +50,6 @@ class Text:
 
 SLICE = 64
 """Words that are searched at once for a stop."""
-PAUSE = 16
-"""Slices after which the others have their turn."""
 
 
 async def text_of(
@@ -80,12 +79,11 @@ async def text_of(
 
 async def _until_a_stop(pieces: Iterator[str], natural: int, asked: Asked) -> list[str]:
     """The tokens up to the one in which a stop ends; none without a stop."""
-    kept, said, slices = list[str](), "", 0
+    kept, said, pace, room = list[str](), "", Pace(), max(map(len, asked.stop))
     while len(kept) < natural:
-        slices += 1
-        if slices % PAUSE == 0:
-            await asyncio.sleep(0)
+        await pace.spend(2 * SLICE)
         part = list(islice(pieces, min(SLICE, natural - len(kept))))
+        said = said[-room:]  # a stop may have begun there
         before, said = len(said), said + "".join(part)
         if len(kept) + len(part) <= asked.min_tokens or _first_stop(said, before, asked.stop)[0] < 0:
             kept += part
@@ -131,13 +129,17 @@ class Wording:
             self._shut = "}}]}"
         self._goes_on = self._shut + GOES_ON
 
-    def whole(self, said: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer in one piece, from (text, finish reason) of each choice."""
-        choices: list[dict[str, Any]] = []
-        for index, (text, reason) in enumerate(said):
-            body: dict[str, Any] = {"message": self._message(index, text)} if self.asked.chat else {"text": text}
-            choices.append({"index": index, **body, "logprobs": None, "finish_reason": reason, "stop_reason": None})
-        return {**self._head, "choices": choices, "usage": usage}
+    @property
+    def head(self) -> str:
+        """What stands before the choices of an answer in one piece."""
+        return f'{DOCUMENTS.encode(self._head)[:-1]},"choices":['
+
+    def choice(self, index: int, text: str, reason: str) -> str:
+        """One of them."""
+        body: dict[str, Any] = {"message": self._message(index, text)} if self.asked.chat else {"text": text}
+        return DOCUMENTS.encode(
+            {"index": index, **body, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        )
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
         if self._tool is None:

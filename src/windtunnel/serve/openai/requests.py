@@ -1,9 +1,11 @@
 """What an OpenAI client asks for, read from the body of its request."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from windtunnel.serve.pace import Pace
 
 
 class RefusedError(Exception):
@@ -19,8 +21,8 @@ class Asked:
     """A completion or chat completion."""
 
     chat: bool
-    prompts: tuple[str | tuple[int, ...], ...]
-    """Text, or tokens."""
+    prompts: Sequence[Any]
+    """Texts, or lists of tokens; what they hold is checked by ``checked``."""
     max_tokens: int | None
     n: int
     stream: bool
@@ -38,22 +40,7 @@ class Asked:
 
 MOST_STOPS = 4
 """As OpenAI's API has it."""
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises RefusedError for anything else, and for text that is no Unicode."""
-    try:
-        text = body.decode()
-        found = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError("the body has half of a surrogate pair: it must be Unicode") from error
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RefusedError("the body must be a JSON object")
-    return found
+NO_PROMPT = "prompt: must be text, a list of tokens, or a list of these"
 
 
 def check_model(body: Mapping[str, Any], served: str) -> None:
@@ -68,13 +55,18 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     return _asked(body, False, _prompts(body.get("prompt")), _integer(body, "max_tokens", 16, 1))
 
 
-def read_chat(body: Mapping[str, Any], joined: Any) -> Asked:
-    """The body of /v1/chat/completions; ``joined`` makes a prompt of (role, text) pairs."""
+async def read_chat(body: Mapping[str, Any], joined: Callable[[Sequence[tuple[str, str]]], str], pace: Pace) -> Asked:
+    """The body of /v1/chat/completions; ``joined`` makes a part of the prompt of (role, text) pairs, and its end of
+    none."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: must be a list with at least one message")
     limit = _integer(body, "max_completion_tokens", None, 1) or _integer(body, "max_tokens", None, 1)
-    return _asked(body, True, (joined([_message(one) for one in messages]),), limit)
+    parts = []
+    for message in messages:
+        parts.append(joined([_message(message)]))
+        await pace.spend(8 + (len(parts[-1]) >> 6))
+    return _asked(body, True, ["".join([*parts, joined([])])], limit)
 
 
 def _message(message: Any) -> tuple[str, str]:
@@ -92,7 +84,7 @@ def _message(message: Any) -> tuple[str, str]:
     return message["role"], (content or "") + (json.dumps(calls) if calls else "")
 
 
-def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_tokens: int | None) -> Asked:
+def _asked(body: Mapping[str, Any], chat: bool, prompts: Sequence[Any], max_tokens: int | None) -> Asked:
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise RefusedError("stream_options: must be an object")
@@ -127,17 +119,41 @@ def _text(body: Mapping[str, Any], name: str) -> str:
     return value or ""
 
 
-def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(prompt, str):
-        return (prompt,)
-    if isinstance(prompt, list) and prompt:
-        if all(map(is_token, prompt)):
-            return (tuple(prompt),)
-        if all(isinstance(one, str) for one in prompt):
-            return tuple(prompt)
-        if all(isinstance(one, list) and one and all(map(is_token, one)) for one in prompt):
-            return tuple(tuple(one) for one in prompt)
-    raise RefusedError("prompt: must be text, a list of tokens, or a list of these")
+def _prompts(prompt: Any) -> Sequence[Any]:
+    """A list of prompts, of which the first says what the others must be."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_token(prompt[0])):
+        return [prompt]
+    if isinstance(prompt, list) and prompt and (isinstance(prompt[0], str) or _is_tokens(prompt[0])):
+        return prompt
+    raise RefusedError(NO_PROMPT)
+
+
+def _is_tokens(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and is_token(prompt[0])
+
+
+async def checked(prompt: Any, first: Any, longest: int, pace: Pace) -> str | Sequence[int]:
+    """A prompt of several. Raises RefusedError where it is not what the ``first`` is, or has more than the
+    ``longest``'s tokens."""
+    if isinstance(prompt, str) and isinstance(first, str):
+        return prompt
+    if not _is_tokens(prompt) or isinstance(first, str):
+        raise RefusedError(NO_PROMPT)
+    if len(prompt) > longest:
+        raise RefusedError(f"the request has {len(prompt)} prompt tokens, more than the {longest} of max_model_len")
+    if not await are_tokens(prompt, pace):
+        raise RefusedError(NO_PROMPT)
+    tokens: Sequence[int] = prompt
+    return tokens
+
+
+async def are_tokens(values: Sequence[Any], pace: Pace) -> bool:
+    """Whether all of a list can be the numbers of tokens."""
+    for begin in range(0, len(values), 1024):
+        await pace.spend(512)
+        if not all(map(is_token, values[begin : begin + 1024])):
+            return False
+    return True
 
 
 def is_token(value: Any) -> bool:

@@ -23,6 +23,9 @@ NOT_SIMULATED = (
 )
 """Parameters that would change an answer's tokens or its document."""
 
+MOST_BIASED = 4096
+"""Tokens of a logit_bias."""
+
 
 def check_sampling(body: Mapping[str, Any]) -> None:
     """Raise RefusedError for a parameter that vLLM refuses, and for one that would change the answer."""
@@ -36,7 +39,11 @@ def check_sampling(body: Mapping[str, Any]) -> None:
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < -1):
         raise RefusedError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
     bias = body.get("logit_bias")
-    if bias is not None and not (isinstance(bias, dict) and all(map(_is_number, bias.values()))):
+    if bias is not None and not isinstance(bias, dict):
+        raise RefusedError("logit_bias: must be an object of numbers by token")
+    if bias and len(bias) > MOST_BIASED:
+        raise RefusedError(f"logit_bias: {len(bias)} tokens are not simulated: at most {MOST_BIASED} are")
+    if bias and not all(map(_is_number, bias.values())):
         raise RefusedError("logit_bias: must be an object of numbers by token")
     best_of = body.get("best_of")
     if best_of is not None and best_of != (body.get("n") or 1):

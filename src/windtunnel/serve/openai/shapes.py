@@ -16,6 +16,8 @@ KNOWN = frozenset(
 )
 """Keywords of JSON Schema that a made-up document keeps; others are refused."""
 DEEPEST = 32
+MOST_TOOLS, MOST_MEMBERS = 4096, 4096
+"""Of a body, and of a schema's least document."""
 HOLE = "\x00"
 """Stands in a document for the words of the answer."""
 
@@ -44,6 +46,13 @@ class Shape:
 
 def shape_of(body: Mapping[str, Any]) -> Shape | None:
     """The document that an answer must be; None: text. Raises RefusedError for what is wrong, or not simulated."""
+    try:
+        return _shape_of(body)
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise RefusedError("tools, tool_choice, response_format: not of OpenAI's form") from error
+
+
+def _shape_of(body: Mapping[str, Any]) -> Shape | None:
     tools = _tools(body.get("tools"))
     choice = body.get("tool_choice")
     if choice == "required":
@@ -66,6 +75,8 @@ def _tools(given: Any) -> dict[str, Any]:
         return {}
     if not isinstance(given, list):
         raise RefusedError("tools: must be a list")
+    if len(given) > MOST_TOOLS:
+        raise RefusedError(f"tools: {len(given)} are not simulated: at most {MOST_TOOLS} are")
     found = {}
     for tool in given:
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -76,7 +87,7 @@ def _tools(given: Any) -> dict[str, Any]:
 
 
 def _of_tool(name: str, tools: Mapping[str, Any]) -> Shape:
-    return _shape(_object(tools[name], tools[name]), name)
+    return _shape(_Least(tools[name]).of(tools[name]), name)
 
 
 def _of_format(given: Any) -> Shape | None:
@@ -90,7 +101,7 @@ def _of_format(given: Any) -> Shape | None:
         schema = described.get("schema") if isinstance(described, dict) else None
         if not isinstance(schema, dict):
             raise RefusedError("response_format: json_schema needs a schema")
-        return _shape(_object(schema, schema))
+        return _shape(_Least(schema).of(schema))
     raise RefusedError(f"response_format: type {kind!r} is not simulated: use text, json_object or json_schema")
 
 
@@ -101,35 +112,47 @@ def _shape(document: Any, tool: str | None = None) -> Shape:
     return Shape(before, after.replace(hole, ""), tool, bool(found))
 
 
-def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+class _Least:
     """The least document that a schema allows."""
-    if not isinstance(schema, Mapping):
-        raise RefusedError("schema: must be an object")
-    if depth > DEEPEST:
-        raise RefusedError(f"schema: more than {DEEPEST} levels are not simulated")
-    for name in schema:
-        if name not in KNOWN:
-            raise RefusedError(f"schema: {name!r} is not simulated: leave it out")
-    for name in ("const", "default"):
-        if name in schema:
-            return schema[name]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    if "$ref" in schema:
-        return _object(_named(schema["$ref"], root), root, depth + 1)
-    for name in ("anyOf", "oneOf"):
-        if schema.get(name):
-            return _object(schema[name][0], root, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema or not depth else "string")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "object":
-        properties = schema.get("properties") or {}
-        wanted = schema.get("required", list(properties))
-        return {name: _object(properties.get(name, {}), root, depth + 1) for name in wanted}
-    least: dict[Any, Any] = {"array": [], "string": HOLE, "integer": 0, "number": 0, "boolean": False, "null": None}
-    if not isinstance(kind, str) or kind not in least:
-        raise RefusedError(f"schema: type {kind!r} is not simulated")
-    return least[kind]
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root, self._members = root, 0
+
+    def of(self, schema: Mapping[str, Any], depth: int = 0) -> Any:
+        """That of a part of it. Raises RefusedError for what is not simulated."""
+        self._members += 1
+        if self._members > MOST_MEMBERS:
+            raise RefusedError(f"schema: documents of more than {MOST_MEMBERS} members are not simulated")
+        if not isinstance(schema, Mapping):
+            raise RefusedError("schema: must be an object")
+        if depth > DEEPEST:
+            raise RefusedError(f"schema: more than {DEEPEST} levels are not simulated")
+        for name in schema:
+            if name not in KNOWN:
+                raise RefusedError(f"schema: {name!r} is not simulated: leave it out")
+        for name in ("const", "default"):
+            if name in schema:
+                return schema[name]
+        if schema.get("enum"):
+            return schema["enum"][0]
+        if "$ref" in schema:
+            return self.of(_named(schema["$ref"], self._root), depth + 1)
+        for name in ("anyOf", "oneOf"):
+            if schema.get(name):
+                return self.of(schema[name][0], depth + 1)
+        return self._of_kind(schema, depth)
+
+    def _of_kind(self, schema: Mapping[str, Any], depth: int) -> Any:
+        kind = schema.get("type", "object" if "properties" in schema or not depth else "string")
+        kind = kind[0] if isinstance(kind, list) and kind else kind
+        if kind == "object":
+            properties = schema.get("properties") or {}
+            wanted = schema.get("required", list(properties))
+            return {name: self.of(properties.get(name, {}), depth + 1) for name in wanted}
+        least: dict[Any, Any] = {"array": [], "string": HOLE, "integer": 0, "number": 0, "boolean": False, "null": None}
+        if not isinstance(kind, str) or kind not in least:
+            raise RefusedError(f"schema: type {kind!r} is not simulated")
+        return least[kind]
 
 
 def _named(path: Any, root: Mapping[str, Any]) -> Any:

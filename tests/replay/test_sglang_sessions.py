@@ -1,0 +1,95 @@
+"""Recorded sessions of SGLang 0.5.23: requests that wait for others, and prompts that begin with generated tokens.
+
+Made by ``python -m benchmarks.drift sglang WHEEL --seed 11 --record FOLDER``: of its workloads six with sessions, both
+loops, pages, joins, retractions and preemptions. Whole runs have no ``prefill_decode_interval``: the recorder leaves an
+idle engine alone until the next arrival, and the engine looks again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.drift.__main__ import same
+from replay.test_core_runs import tables
+from windtunnel.core.clients import waits_of
+from windtunnel.core.engine import arrivals_of, turns_of, with_room
+from windtunnel.core.loop import FULL, loop
+from windtunnel.core.records import JUMPS, NONE, RELEASE, ROWS, attributes, records
+from windtunnel.replay import sglang, stepper
+from windtunnel.replay.lane import demand
+from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, read_recording
+from windtunnel.replay.stepper import ONLY, Stepper
+
+VERSION = "sglang-0.5.23"
+PATHS = sorted((Path(__file__).with_name("recordings") / "sglang-0.5.23-sessions").glob("*.in.json"))
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path.with_name(path.name.replace(".in.json", ".trace.jsonl.gz"))) as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
+def test_every_step_is_as_recorded(path: Path) -> None:
+    real = recorded(path)
+    ours = [record for record in sglang.replay(read_recording(path), VERSION) if record["type"] == "step"]
+    assert len(real) == len(ours)
+    for number, (theirs, mine) in enumerate(zip(real, ours, strict=True)):
+        differ = [name for name in theirs if not same(name, theirs[name], mine[name])]
+        assert not differ, f"step {number}"
+
+
+def with_sessions(core: Stepper, recording: Recording) -> tuple[Any, Any]:
+    """(The lane's state whose requests release each other, the requests that come by the clock)."""
+    rows = recording.requests
+    n, counts = len(rows), [len(row.after) for row in rows]
+    parents = np.array([parent for row in rows for parent in row.after], np.int64)
+    found = replace(
+        demand(rows, [row.arrival for row in rows], [row.output_tokens for row in rows], 1, [1] * n),
+        after=(np.cumsum([0, *counts]), parents),
+    )
+    state = core.state._replace(
+        waits=waits_of(found),
+        think_time=np.array([float(row.think_time) for row in rows]),
+        releases=attributes(records(n, RELEASE)),
+        gate=np.full(n, NONE, np.int64),
+    )
+    return state, arrivals_of(found)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
+def test_whole_runs_take_the_recorded_times_and_find_the_recorded_tokens(
+    path: Path, jumps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepper, "linear", tables)
+    recording, real = read_recording(path), recorded(path)
+    core = sglang.Scheduler(recording.requests, recording.config, version=VERSION).stepper
+    state, arrivals = with_sessions(core, recording)
+    state.counters[JUMPS] = jumps
+    order, course = turns_of(state, (ONLY,), True)
+    while loop(state, order, course, arrivals, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
+        state = with_room(state)
+    assert state.rows["steps"][: state.counters[ROWS]].sum() == len(real)
+    first: dict[str, float] = {}
+    hits: dict[str, int] = {}
+    ends: dict[str, float] = {}
+    for step in real:
+        for name, start in step["start_pos"].items():
+            hits.setdefault(name, start)
+        for name in step["emitted"]:
+            first.setdefault(name, step["t_end"])
+        ends |= dict.fromkeys(step["finished"], step["t_end"])
+    names = [row.id for row in recording.requests]
+    for column, wanted in (("first_token", first), ("finish", ends)):
+        found = state.requests[column] / TICKS_PER_SECOND
+        np.testing.assert_allclose(found, [wanted[name] for name in names], rtol=0, atol=1e-8, err_msg=column)
+    assert state.requests["cached_tokens"].tolist() == [hits[name] for name in names]
+    assert sum(hits.values()) > 0
