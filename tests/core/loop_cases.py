@@ -10,7 +10,7 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment.handover import HANDOVERS
 from windtunnel.deployment.links import Link
-from windtunnel.perf.batch_times import linear
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.routing import SCORED, Conductor, DynamoKv, PrefixAware
 from windtunnel.policy.unified import POLICIES
@@ -48,6 +48,8 @@ def policy_of(kind: str, asynchronous: bool) -> tuple[Settings, int, int]:
         return VllmV1(async_scheduling=asynchronous, **ordered), 2048, 16  # type: ignore[arg-type]
     if kind in ("sglang", "radix"):
         return Sglang(radix_cache=kind == "radix"), 8192, 1
+    if kind == "engines":
+        return VllmV0(pipeline_parallel_size=3 if asynchronous else 2), MODEL_LEN, 16
     return (VllmV0() if kind == "v0" else POLICIES[kind]), MODEL_LEN, 16
 
 
@@ -112,7 +114,7 @@ def mixed_case(seed: int, n: int = 40, kinds: tuple[str, ...] = MIXED) -> Case:
     """Mixed pools."""
     rng = np.random.default_rng(seed)
     replicas, lanes, kind = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2])), str(rng.choice(kinds))
-    together = bool(rng.random() < 0.5) and lanes > 1 and kind != "v0"
+    together = bool(rng.random() < 0.5) and lanes > 1 and kind not in ("v0", "engines")
     policy, tokens, block = policy_of(kind, bool(rng.random() < 0.5))
     demand = requests(rng, n, replicas)
     if rng.random() < 0.3:
@@ -126,11 +128,14 @@ def mixed_case(seed: int, n: int = 40, kinds: tuple[str, ...] = MIXED) -> Case:
         settings = [PrefixAware(), DynamoKv(), Conductor()][rng.integers(3 if kind == "cache" else 2)]
     demand, blocks = little_memory(rng, demand, block)
     pools = 1 + bool(rng.random() < 0.2)
-    limits = Limits(int(rng.choice([64, 8])), tokens, MODEL_LEN, blocks, block)
+    stages, tables = policy.pipeline_parallel_size, times(tokens, lanes if together else 1)
+    if stages > 1:
+        lanes, tables = 1, StageTimes((tables,) * stages, np.full((stages - 1, tokens + 1), 1e-3))
+    limits = Limits(int(rng.choice([64, 8])), tokens, MODEL_LEN, blocks * stages, block)
     fleet = Fleet(
         limits=(limits,) * pools,
         policies=(policy,) * pools,
-        times=(times(tokens, lanes if together else 1),) * pools,
+        times=(tables,) * pools,
         replicas=(replicas,) * pools,
         lanes=(lanes,) * pools,
         lockstep=(together,) * pools,

@@ -1,5 +1,6 @@
 """Pages in a real browser, and a run whose names are hostile."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import handmade
 import numpy as np
 import pytest
 
-from benchmarks.browser import ALONE, CHROMIUM
+from benchmarks.browser import ALONE, CHROMIUM, Page
 from windtunnel.simulate.run import Run
 
 FLAGS = [
@@ -22,6 +23,22 @@ COUNT = """<script>document.body.dataset.requests = performance.getEntriesByType
   .filter((entry) => !entry.name.startsWith("data:")).length</script>"""
 EVIL = '<script>document.title="owned"</script><img src=x onerror=alert(1)>'
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+
+
+AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
+"""Where axe-core is, which is no part of this repository."""
+needs_axe = pytest.mark.skipif(
+    not AXE.is_file(), reason="no axe-core: npm install axe-core somewhere, AXE_CORE=…/axe.min.js"
+)
+
+
+def broken_rules(page: Page) -> list[list[str]]:
+    """What axe-core finds on a page: impact, rule, element."""
+    page.run(AXE.read_text(encoding="utf-8") + ";1")
+    found: list[list[str]] = page.run(
+        "axe.run().then(found => found.violations.map(each => [each.impact, each.id, each.nodes[0].html]))"
+    )
+    return found
 
 
 def busy(number: int) -> Run:

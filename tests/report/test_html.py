@@ -8,7 +8,8 @@ from pathlib import Path
 import handmade
 import pytest
 
-from report.browser import browser, busy, visit
+from benchmarks.browser import chromium
+from report.browser import broken_rules, browser, busy, needs_axe, visit
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
 from windtunnel.metrics import summary, unroll
@@ -44,6 +45,36 @@ def test_the_browser_takes_a_run_of_almost_nothing(requests: int, tmp_path: Path
     dom, log = visit(page(run), tmp_path)
     assert "CONSOLE" not in log
     assert dom.count("js-plotly-plot") >= len(PLOTS)
+
+
+SLO_OF_A_PHONE = SLO(ttft=0.3, tpot=0.05)
+
+
+@browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_phone_and_a_keyboard_reach_everything(width: int, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(busy(50), SLO_OF_A_PHONE), encoding="utf-8")
+    with chromium() as shown:
+        shown.open(file.as_uri(), width)
+        shown.until("document.querySelectorAll('.js-plotly-plot').length >= 7")
+        assert shown.run("document.documentElement.scrollWidth") <= width
+        wide = "[...document.querySelectorAll('.panel')].filter(each => each.scrollWidth > each.clientWidth)"
+        assert shown.run(f"{wide}.length") == (2 if width == 390 else 0)
+        assert shown.run(f"{wide}.every(each => each.tabIndex === 0)")
+
+
+@browser
+@needs_axe
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
+def test_axe_finds_nothing(width: int, dark: bool, tmp_path: Path) -> None:
+    pages = {"run": page(busy(50), SLO_OF_A_PHONE), "pools": page(handmade.disaggregated())}
+    with chromium() as shown:
+        for name, text in pages.items():
+            (tmp_path / name).with_suffix(".html").write_text(text, encoding="utf-8")
+            shown.open((tmp_path / name).with_suffix(".html").as_uri(), width, dark=dark)
+            shown.until("document.querySelectorAll('.js-plotly-plot').length >= 7")
+            assert broken_rules(shown) == [], name
 
 
 @browser

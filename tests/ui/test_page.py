@@ -1,12 +1,11 @@
 """The page in a real browser: it draws, its sliders simulate, its address holds its state, and everybody can use it."""
 
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+from report.browser import broken_rules, needs_axe
 from serve.endpoint import on_a_socket
 
 from benchmarks.browser import CHROMIUM, Page, chromium
@@ -14,8 +13,6 @@ from ui.words import SMALL
 from windtunnel.ui.routes import application
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
-"""Where axe-core is, which is no part of this repository."""
 READY = "(document.documentElement?.dataset?.stage ?? '').match(/ends|trouble/)?.[0]"
 NONE: Mapping[str, object] = MappingProxyType({})
 WORDS = SMALL | {"goodput": "ttft:300 tpot:50"}
@@ -134,14 +131,10 @@ def test_a_phone_shows_it_without_scrolling_sideways(page: Page, address: str, v
     assert page.run("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: npm install axe-core somewhere, AXE_CORE=…/axe.min.js")
+@needs_axe
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
 @pytest.mark.parametrize("view", ["live", "timeline", "explore"])
 def test_axe_finds_nothing_serious(page: Page, address: str, view: str, width: int, dark: bool) -> None:
     opened(page, address, {"view": view} | WORDS, width, dark)
     page.run("document.getElementById('pin').click()")
-    page.run(AXE.read_text(encoding="utf-8") + ";1")
-    found = page.run(
-        "axe.run().then(found => found.violations.map(each => [each.impact, each.id, each.nodes[0].html]))"
-    )
-    assert [each for each in found if each[0] in ("serious", "critical")] == []
+    assert [each for each in broken_rules(page) if each[0] in ("serious", "critical")] == []

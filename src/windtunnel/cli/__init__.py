@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from importlib import import_module
 from typing import cast
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from windtunnel.cli.arguments import complete
 from windtunnel.cli.help import ALL, print_short, wants_short
@@ -197,4 +197,14 @@ def _cause(error: BaseException) -> str:
         if isinstance(cause, InputError):
             return str(cause)
         cause = cause.__cause__
+    if isinstance(error, UnusedCliTokensError):
+        return _left_over(error)
     return str(error).rstrip(".")
+
+
+def _left_over(error: UnusedCliTokensError) -> str:
+    """What is wrong with words that belong to nothing."""
+    words, given = error.unused_tokens or [], list(error.root_input_tokens or [])
+    before = given[: given.index(words[0])] if words and words[0] in given else []
+    flag = next((f" after {word}" for word in reversed(before) if word.startswith("--")), "")
+    return f"unexpected {' '.join(words)}{flag}: leave {'it' if len(words) == 1 else 'them'} out"

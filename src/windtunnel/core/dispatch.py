@@ -106,7 +106,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     modules, kinds = kinds_of(fleet.policies)
     if len(modules) == 1:
         return modules[0].arrays(fleet, demand, pools, lanes, requests)
-    kind_of_lane = np.repeat(kinds, np.multiply(fleet.replicas, fleet.lanes))
+    kind_of_lane = np.repeat(kinds, fleet.num_lanes)
     extra = []
     for k, module in enumerate(modules):
         some_pools, some_lanes = pools.copy(), lanes.copy()
@@ -122,7 +122,8 @@ def _as_if_all(fleet: Any, mine: NDArray[np.bool_]) -> Any:
     first = int(np.argmax(mine))
     chosen = [i if mine[i] else first for i in range(len(mine))]
     columns = {name: tuple(getattr(fleet, name)[i] for i in chosen) for name in ("limits", "policies", "times")}
-    return replace(fleet, lockstep=tuple(np.logical_and(fleet.lockstep, mine)), **columns)
+    lockstep = tuple(np.logical_and(fleet.lockstep, mine))
+    return replace(fleet, lockstep=lockstep, engines=fleet.num_engines, **columns)
 
 
 def module_of(extra: Any) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,20 @@ class Fleet:
     on_failure: str = "retry"
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
+    engines: tuple[int, ...] = ()
+    """Virtual engines of a rank of each pool, each a lane; (): as its policy says."""
     roles: tuple[str, ...] = ()
     """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.disaggregation.handover``."""
+
+    @property
+    def num_engines(self) -> tuple[int, ...]:
+        """Virtual engines of a rank of each pool."""
+        return self.engines or tuple(policy.virtual_engines for policy in self.policies)
+
+    @property
+    def num_lanes(self) -> Integers:
+        """Lanes of all replicas of each pool together."""
+        return np.array([*map(prod, zip(self.replicas, self.lanes, self.num_engines, strict=True))], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,18 +317,19 @@ def _clocks() -> Floats:
 
 
 def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], Integers]:
-    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, others have their own."""
+    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, and so do virtual engines;
+    others have their own."""
     group_rows: list[tuple[int, int, int, int]] = []
     lane_rows: list[tuple[int, int, int]] = []
     first_lanes = [0]
     for pool, count in enumerate(fleet.replicas):
-        ranks = fleet.lanes[pool]
+        ranks, engines = fleet.lanes[pool], fleet.num_engines[pool]
         for _ in range(count):
             replica = len(first_lanes) - 1
             for rank in range(ranks):
                 if rank == 0 or not fleet.lockstep[pool]:
-                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else 1))
-                lane_rows.append((len(group_rows) - 1, rank, fleet.limits[pool].num_blocks))
+                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else engines))
+                lane_rows += [(len(group_rows) - 1, rank, fleet.limits[pool].num_blocks // engines)] * engines
             first_lanes.append(len(lane_rows))
     groups = records(len(group_rows), GROUP)
     for i, name in enumerate(("pool", "replica", "first_lane", "num_lanes")):

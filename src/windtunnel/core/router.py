@@ -27,10 +27,9 @@ def unseen(group: Group, lane: Lane, time: float) -> int:
     return lane.released if group.now > time else 0
 
 
-@part
 def looks(state: State, router: int) -> bool:
     """Whether vLLM's balancer is asked: by the router, or among the ranks of a replica."""
-    return len(state.lanes) > len(state.replicas) - 1 or router == routing.VLLM_DP
+    return bool(state.lanes["rank"].any()) or router == routing.VLLM_DP
 
 
 @part

@@ -87,7 +87,8 @@ class Pool:
         """What differs from the real engine, or should be known about the model."""
         found = []
         chosen = preset(self.engine.preset)
-        if self.engine.pipeline_parallel_size > 1 and chosen.backend == "vllm" and not chosen.pipelines[0]:
+        in_turn = chosen.backend == "vllm" and not chosen.before_v1
+        if self.engine.pipeline_parallel_size > 1 and in_turn and not chosen.pipelines[0]:
             found.append(
                 f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "
                 "pipeline it waits here, as in vllm-0.32"

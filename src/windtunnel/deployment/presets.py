@@ -159,6 +159,7 @@ VLLM_0_6 = EnginePreset(
     overlaps_prologues=False,
     deepep=False,
     before_v1=True,
+    pipelines=(False,),
     memory=MEMORY_V0,
 )
 SGLANG_0_5 = EnginePreset(

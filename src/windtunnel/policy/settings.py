@@ -118,6 +118,16 @@ class Settings:
         return 1
 
     @property
+    def virtual_engines(self) -> int:
+        """Schedulers of a rank that have requests and steps of their own, and share the stages of its pipeline."""
+        return 1
+
+    @property
+    def turns(self) -> int:
+        """A request decodes in every so-many-th step of its scheduler."""
+        return self.pipeline_parallel_size // self.virtual_engines
+
+    @property
     def max_concurrent_batches(self) -> int:
         """Steps in flight at most."""
         return self.pipeline_parallel_size

@@ -53,6 +53,13 @@ class VllmV0(Settings):
     """How many of them may be long."""
     long_prefill_token_threshold: int = 0
     """A prompt with more tokens left is long; 0: 4 % of max_model_len, where several prompts share a step."""
+    pipeline_parallel_size: int = 1
+    """Stages of a pipeline, each with a virtual engine: a scheduler of its own with as large a share of the blocks."""
+
+    @property
+    def virtual_engines(self) -> int:
+        """See Settings: LLMEngine makes a scheduler for each stage (vllm/engine/llm_engine.py)."""
+        return self.pipeline_parallel_size
 
     @property
     def unused_blocks(self) -> int:
@@ -67,7 +74,7 @@ class VllmV0(Settings):
         for name in ("delay_factor", "swap_latency", "swap_seconds_per_block"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name}={getattr(self, name)}: must be finite and ≥ 0")
-        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills", "pipeline_parallel_size"):
             _at_least(name, getattr(self, name), 1)
         require_words(self)
 
@@ -83,7 +90,7 @@ class VllmV0(Settings):
 
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free; every block can be used, v0 has no null block."""
-        return int(self.watermark * limits.num_blocks)
+        return int(self.watermark * (limits.num_blocks // self.pipeline_parallel_size))
 
     def prompt_limit(self, limits: Limits) -> int:
         """A prompt (a chunk, if prompts are chunked) with more tokens is ignored."""
@@ -127,6 +134,13 @@ class VllmV0(Settings):
 
     def check(self, limits: Limits) -> None:
         """Raise InputError if vLLM 0.8.5 refuses these settings, or ignores one of them."""
+        share = limits.num_blocks // self.pipeline_parallel_size * limits.block_size
+        if self.pipeline_parallel_size > 1 and share < limits.max_model_len:
+            raise InputError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size}: the engine of each stage has KV blocks for "
+                f"{share} tokens, fewer than max_model_len={limits.max_model_len}: lower that, or use "
+                "tensor_parallel_size"
+            )
         if not self.chunked_prefill:
             if limits.max_num_batched_tokens < limits.max_model_len:
                 raise InputError(

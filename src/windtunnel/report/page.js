@@ -69,8 +69,18 @@
     }
   }
 
+  // what scrolls sideways must be reached without a mouse
+  function reachable() {
+    for (const panel of document.querySelectorAll(".panel")) {
+      if (panel.scrollWidth > panel.clientWidth) panel.tabIndex = 0;
+      else panel.removeAttribute("tabindex");
+    }
+  }
+
   draw();
+  reachable();
   dark.addEventListener("change", draw);
+  window.addEventListener("resize", reachable);
   for (const button of document.querySelectorAll("button[data-copy]")) {
     button.addEventListener("click", () => {
       navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent).then(() => {

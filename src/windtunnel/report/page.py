@@ -127,7 +127,7 @@ def money(value: float) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """An HTML table of numbers, of ``words``, or a ``list`` of names and values; every cell is escaped."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th>{escape(column)}</th>" if column else "<td></td>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     top = f"<thead><tr>{head}</tr></thead>" if columns else ""
     look = f' class="{kind}"' if kind else ""

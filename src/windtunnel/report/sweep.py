@@ -37,6 +37,7 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
         f'<header><p class="brand">windtunnel sweep</p><h1>{escape(model)}</h1>'
         f'<p class="verdict {kind}">{escape(text)}</p></header>',
         f'<div class="panel">{table(heads, rows)}</div>',
+        "<h2>By request rate</h2>",
         *(plot(name, title, "tall") for name, title in LATENCIES.items()),
         plot("served", "Served against asked", "tall"),
         "<footer>windtunnel · simulated, not measured on the device</footer>",

@@ -136,7 +136,7 @@ def failing_case(seed: int, kind: str) -> Case:
 
 
 @IN_PLAIN_PYTHON
-@pytest.mark.parametrize("kind", ["sglang", "radix", "v0"])
+@pytest.mark.parametrize("kind", ["sglang", "radix", "v0", "engines"])
 def test_all_end_once_and_give_everything_back(kind: str) -> None:
     for seed in range(CASES):
         case = failing_case(seed, kind)

@@ -256,7 +256,7 @@ def test_replicas_that_come_and_go(kind: str) -> None:
 
 
 @IN_PLAIN_PYTHON
-@pytest.mark.parametrize("kind", ["cache", "sglang", "radix", "v0"])
+@pytest.mark.parametrize("kind", ["cache", "sglang", "radix", "v0", "engines"])
 def test_every_router_and_replicas_that_fail(kind: str) -> None:
     for seed in range(CASES):
         for case in (mixed_case(seed, 16, (kind,)), failing_case(seed, kind)):

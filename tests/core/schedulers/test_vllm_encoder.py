@@ -108,10 +108,10 @@ def test_a_chunk_ends_before_an_input_that_it_would_split() -> None:
         assert record.rows["chunk_tokens"].tolist() == chunks
 
 
-@pytest.mark.parametrize("name", ["compute_budget", "cache_size"])
-def test_sizes_are_not_negative(name: str) -> None:
+@pytest.mark.parametrize(("sizes", "name"), [((-1, 1), "compute_budget"), ((1, -1), "cache_size")])
+def test_sizes_are_not_negative(sizes: tuple[int, int], name: str) -> None:
     with pytest.raises(InputError, match=f"encoder {name}=-1: must be ≥ 0"):
-        Encoder(**{"compute_budget": 1, "cache_size": 1, name: -1})
+        Encoder(*sizes)
 
 
 @WITH_THE_COMPILER

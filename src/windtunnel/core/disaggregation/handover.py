@@ -338,9 +338,7 @@ def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
     """The state with what decode lanes know, and with the clients."""
     n = len(demand.arrival)
     state.pools["role"] = [ROLES[role] for role in fleet.roles]
-    state.lanes["watches"] = np.repeat(
-        [role == "decode" for role in fleet.roles], np.multiply(fleet.replicas, fleet.lanes)
-    )
+    state.lanes["watches"] = np.repeat([role == "decode" for role in fleet.roles], fleet.num_lanes)
     return state._replace(
         waits=waits_of(demand),
         play=play_of(demand),
@@ -428,7 +426,7 @@ def _sides(
 def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
     """One record of both sides, with the replicas and lanes of the fleet that was asked for."""
     n, order, state, transfers = len(demand.arrival), passing.pools, passing.state, passing.transfers
-    lanes = numbers_of(np.multiply(passing.fleet.replicas, passing.fleet.lanes), order)
+    lanes = numbers_of(passing.fleet.num_lanes, order)
     replicas = numbers_of(np.array(passing.fleet.replicas), order)
     table, handed = state.requests[:n], transfers.handed
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]

@@ -381,7 +381,7 @@ class PoolService(Service):
         """What decode replicas have made of these requests."""
         handed, rows = self.transfers.handed, self.state.requests
         policy, found = self.fleet.policies[pool], {}
-        stages, lands = policy.pipeline_parallel_size, policy.counts_tokens_late
+        lands = policy.counts_tokens_late
         for r in victims:
             row = self.n + r
             if not handed["stays"][r]:
@@ -389,8 +389,8 @@ class PoolService(Service):
                     found[r] = Received(1, float(rows["last_token"][row]))
                     continue
                 rows["first_token"][row] = handed["prefill_end"][r]
-            rank = int(self.state.lanes["rank"][rows["lane"][row]])
-            one = received(self.state, row, tail.of_rank(rank, stages), stages, lands, time)
+            mine = tail.of_lane(self.state, int(rows["lane"][row]), policy)
+            one = received(self.state, row, mine, policy.turns, lands, time)
             if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined, or the next is on its way
                 last = float(rows["last_token"][row])
                 one = Received(1, last if last <= time else one.last)
@@ -523,7 +523,7 @@ class PoolService(Service):
         record = record_of(self.passing, self.demand, self.crossing)
         table: Any = record.requests
         table["finish"][record.lost], table["state"][record.lost] = nan, QUEUED
-        lanes = numbers_of(np.multiply(self.fleet.replicas, self.fleet.lanes), self.passing.pools)
+        lanes = numbers_of(self.fleet.num_lanes, self.passing.pools)
         stalls = whole_record(record, self.kept, self.demand.output_tokens, lanes)
         lost = set(self.lost)
         retries = sum(count for r, count in self.retried.items() if r not in lost)

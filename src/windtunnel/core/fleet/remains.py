@@ -84,10 +84,11 @@ def present(state: State, lanes: NDArray[np.int64], time: float, first: int, las
     return list((first + np.flatnonzero(there)).tolist())
 
 
-def received(state: State, r: int, tail: Tail, stages: int, lands: bool, time: float) -> Received:
+def received(state: State, r: int, tail: Tail, turns: int, lands: bool, time: float) -> Received:
     """What the client of a request has of it at ``time``, which lies before the ends of the steps in flight.
 
-    ``tail``: of its lane. ``lands``: tokens count when their step has ended (SGLang), otherwise when it is decided.
+    ``tail``: of its lane, in whose every so-many-th step it decodes (``turns``). ``lands``: tokens count when their
+    step has ended (SGLang), otherwise when it is decided.
     """
     rows: Any = state.requests
     i, generated, last_token = int(rows["lane"][r]), int(rows["generated"][r]), float(rows["last_token"][r])
@@ -101,12 +102,12 @@ def received(state: State, r: int, tail: Tail, stages: int, lands: bool, time: f
         return _before(state, r, generated, last_token, time)
     clock, output = int(state.lanes["clock"][i]), int(rows["output"][r])
     ends = clock if gone else int(rows["ends"][r] if lands else seats[ENDS, mine[0]])
-    left = max(0, -(-(ends - clock) // stages))
+    left = max(0, -(-(ends - clock) // turns))
     finish = float(rows["finish"][r]) if rows["finish"][r] == rows["finish"][r] else np.inf
     decodes = tail.decodes > 0
-    if stages > 1:
-        slot = tail.lane[tail.end == finish][:1] % stages if gone else (ends - 1) % stages
-        decodes &= tail.lane % stages == slot
+    if turns > 1:
+        slot = tail.lane[tail.end == finish][:1] % turns if gone else (ends - 1) % turns
+        decodes &= tail.lane % turns == slot
     lost = decodes & (tail.end > time) & (tail.end <= finish)
     if lands:
         lost &= tail.end <= float(state.groups["now"][state.lanes["group"][i]])

@@ -297,16 +297,13 @@ class Service:
     def _received(self, victims: list[int], tail: Tail, pool: int, time: float) -> dict[int, Received]:
         """What the clients of these requests have."""
         policy, rows = self.fleet.policies[pool], self.state.requests
-        stages, ranks = policy.pipeline_parallel_size, self.state.lanes["rank"][rows["lane"][victims]].tolist()
-        of_rank = {rank: tail.of_rank(rank, stages) for rank in set(ranks)}
+        turns, lanes = policy.turns, rows["lane"][victims].tolist()
+        of_lane = {i: tail.of_lane(self.state, i, policy) for i in set(lanes)}
         lands = policy.counts_tokens_late
         module, alone = self.blank.own_of(self.state, pool)
         if hasattr(module, "received"):
             return {r: Received(*module.received(alone, r, time)) for r in victims}
-        return {
-            r: received(self.state, r, of_rank[rank], stages, lands, time)
-            for r, rank in zip(victims, ranks, strict=True)
-        }
+        return {r: received(self.state, r, of_lane[i], turns, lands, time) for r, i in zip(victims, lanes, strict=True)}
 
     def _begin_again(self, victims: Integers, pool: int, had: dict[int, Received], time: float) -> None:
         """What becomes of the requests of a failed replica."""

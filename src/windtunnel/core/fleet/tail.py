@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.core.engine import Fleet, Integers
 from windtunnel.core.rebuild import step_ends
 from windtunnel.core.records import NONE, ROWS, State
+from windtunnel.policy.settings import Settings
 
 ENOUGH = 512
 """Rows of one stage: more than the prompts that any lane computes between two steps with decodes."""
@@ -25,9 +26,11 @@ class Tail(NamedTuple):
     end: NDArray[np.float64]
     decodes: NDArray[np.int64]
 
-    def of_rank(self, rank: int, stages: int) -> "Tail":
-        """Of one rank."""
-        mine = self.lane // stages == rank
+    def of_lane(self, state: State, i: int, policy: Settings) -> "Tail":
+        """Of one lane: of a rank, or of a virtual engine of one."""
+        lane, engines = state.lanes[i : i + 1], policy.virtual_engines
+        engine = i - int(state.groups["first_lane"][lane["group"][0]]) if engines > 1 else 0
+        mine = self.lane // policy.turns == int(lane["rank"][0]) * engines + engine
         return Tail(*(column[mine] for column in self))
 
 

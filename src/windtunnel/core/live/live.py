@@ -277,7 +277,7 @@ class Live(Service):
     def _shorten(self, request: NDArray[Any], i: int, table: int, seat: int) -> None:
         """Let a decode end with the next step that is decided."""
         lands, lane, seats = self._lands_in(i), self.state.lanes[i], self.state.seats[table]
-        stages = 1 if lands else self.fleet.policies[self._pool_of(i)].pipeline_parallel_size
+        stages = 1 if lands else self.fleet.policies[self._pool_of(i)].turns
         clock, ends = int(lane["clock"]), int(seats[ENDS, seat])
         soonest = clock + 2 if lands else clock + (ends - 1 - clock) % stages + 1
         spared = (ends - soonest) // stages

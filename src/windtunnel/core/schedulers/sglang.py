@@ -20,7 +20,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_step
-from windtunnel.core.pipeline import pipes
+from windtunnel.core.pipelines.stages import pipes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
@@ -115,7 +115,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
         set_pool(pool, limits, policy)
-    pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
+    pool_of_lane = np.repeat(np.arange(len(pools)), fleet.num_lanes)
     lanes["chunked"], lanes["preempted"], lanes["idle"] = NONE, NONE, 1
     lanes["ratio"], lanes["free"] = pools["init_ratio"][pool_of_lane], pools["num_blocks"][pool_of_lane]
     lanes["page"] = pools["page"][pool_of_lane]
@@ -555,7 +555,7 @@ def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal rounds as possible; see ``core.jump`` and ``core.pipeline``."""
+    """Make as many equal rounds as possible; see ``core.jump`` and ``core.pipelines``."""
     return jump_through(state, pool, group, until, state.extra.turns)
 
 

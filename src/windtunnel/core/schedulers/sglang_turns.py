@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import part
 from windtunnel.core.jump import FOREVER
-from windtunnel.core.pipeline import PIPE_OF_LANE, Pipe, clear_pipe, equal_rounds, pass_stages, phases_of
+from windtunnel.core.pipelines.stages import PIPE_OF_LANE, Pipe, clear_pipe, pass_stages
+from windtunnel.core.pipelines.turns import equal_rounds, phases_of
 from windtunnel.core.records import (
     IDLE,
     NONE,
@@ -90,7 +91,7 @@ def put(here: Any, there: Any) -> None:
 def send(state: State, pool: Pool, i: int, turns: MicroBatches, start: float, log: Any, take_off: Any) -> None:
     """The round that was decided passes through the stages from ``start`` on."""
     lane, pipe, number = state.lanes[i], turns.pipe, state.lanes[i].turn % pool.stages
-    end = pass_stages(pool, lane, state.seats[lane.table], pipe, start)
+    end = pass_stages(pool, lane, state.seats[lane.table], pipe, start, 0.0)
     pipe.ends[lane.first_flight + number] = pipe.slots[lane.first_slot + number].last_end = end
     log(state, pool, i, start)
     for k in range(lane.row, state.counters[ROWS]):
@@ -204,7 +205,7 @@ def decay(pool: Pool, lane: Lane, rounds: int) -> None:
 
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
-    """What the next rounds of all micro-batches have in common; see ``core.pipeline.equal_rounds``."""
+    """What the next rounds of all micro-batches have in common; see ``core.pipelines.turns.equal_rounds``."""
     lane, turns = state.lanes[i], state.extra.turns
     if lane.chunked != NONE or lane.interval_left > 0 or pool.page > 1:
         return 0, False

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core import pipeline
 from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, equal_rounds, given_tokens, latest_end, pipes
+from windtunnel.core.pipelines import turns
+from windtunnel.core.pipelines.stages import PIPE_OF_LANE, pipes
+from windtunnel.core.pipelines.turns import blocks_due, equal_rounds, given_tokens, latest_end
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -147,7 +148,7 @@ class Extra(NamedTuple):
     """[lanes, max_num_seqs] of each running request the clock at its declared end · 2³² + its number, the last first;
     empty without look-ahead."""
     pipe: Any
-    """core.pipeline.Pipe, or None where a step has a single stage."""
+    """core.pipelines.stages.Pipe, or None where a step has a single stage."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -161,7 +162,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         for name, value in _rules(policy, limits).items():
             pool[name] = value
         pool["balance_timeout"] = policy.balance_timeout if in_step else 0
-    pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
+    pool_of_lane = np.repeat(np.arange(len(pools)), fleet.num_lanes)
     lanes["swapped_head"] = lanes["swapped_tail"] = NONE
     lanes["free_host"] = pools["host_blocks"][pool_of_lane]
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
@@ -405,10 +406,10 @@ def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     if pipe is None:
         return steps.step(state, pool, group, decide, conclude, pass_over, transfer)
     if pool.decide_on_arrival:
-        return pipeline.step_on_arrival(
+        return turns.step_on_arrival(
             state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck, bring_forward
         )
-    return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
+    return turns.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
 # Many steps at once.
@@ -532,7 +533,7 @@ def wait(state: State, pool: Pool, group: Group, until: float) -> int:
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal steps, or rounds of a pipeline, as possible; see ``core.jump`` and ``core.pipeline``."""
+    """Make as many equal steps, or rounds of a pipeline, as possible; see ``core.jump`` and ``core.pipelines``."""
     return jump_through(state, pool, group, until, state.extra.pipe)
 
 

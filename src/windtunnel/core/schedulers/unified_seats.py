@@ -8,15 +8,14 @@ from numpy.typing import NDArray
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import call_admission_key, call_victim_key
-from windtunnel.core.pipeline import (
+from windtunnel.core.pipelines.stages import clear_pipe, num_stages
+from windtunnel.core.pipelines.turns import (
     blocks_due,
-    clear_pipe,
     context_of,
     count_tokens,
     count_turn,
     is_in_flight,
     last_token_of,
-    num_stages,
     turn_of,
 )
 from windtunnel.core.queues import pop_by_key, pop_first, pop_from_host, put_by_key, put_first, put_last, put_on_host

@@ -1,8 +1,8 @@
 """Pipelines of the unified scheduler: as many steps in flight as there are stages, and none of their requests is
 scheduled again before its step has ended (TensorRT-LLM, _executor_loop_pp of pyexecutor/py_executor.py).
 
-A decode takes turns (see ``core.pipeline``). One that is left out of a step may take part in the next, and from then on
-in every so-many-th after that.
+A decode takes turns (see ``core.pipelines.turns``). One that is left out of a step may take part in the next, and from
+then on in every so-many-th after that.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall
-from windtunnel.core.pipeline import Pipe, context_of, last_token_of, shortest_rounds, turn_of
+from windtunnel.core.pipelines.stages import Pipe
+from windtunnel.core.pipelines.turns import context_of, last_token_of, shortest_rounds, turn_of
 from windtunnel.core.records import NONE, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
     CONTINUOUS,
@@ -174,7 +175,7 @@ def is_stuck(state: State, pool: Pool, group: Group) -> bool:
 
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
-    """What the next rounds have in common; see ``core.pipeline.equal_rounds``."""
+    """What the next rounds have in common; see ``core.pipelines.turns.equal_rounds``."""
     lane, seats, pipe = state.lanes[i], state.seats[i], state.extra.pipe
     lane.spare = 1 if pool.decodes_ask_for_a_block else 0  # a run stops where the newest decode could ask in vain
     if lane.leaving > 0 or lane.returned > 0 or pool.token_budget != 0 or has_prompts(lane, seats, pipe):

@@ -139,7 +139,7 @@ class Asked:
     """The schedulers of a run's lanes, and what each of them is shown."""
 
     def __init__(self, fleet: Any, lanes: NDArray[Any], requests: NDArray[Any]) -> None:
-        n, pools = len(requests), np.repeat(np.arange(len(fleet.replicas)), np.multiply(fleet.replicas, fleet.lanes))
+        n, pools = len(requests), np.repeat(np.arange(len(fleet.replicas)), fleet.num_lanes)
         policies = [fleet.policies[pool] for pool in pools]
         mine = [
             isinstance(policy, UserScheduler) and free > 0 for policy, free in zip(policies, lanes["free"], strict=True)

@@ -11,24 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core import pipeline
 from windtunnel.core import step as steps
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.blocks import forget_requests, give_back, let_go, offer, prefix_cache, stand_for
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.pipeline import (
-    clear_pipe,
-    count_turn,
-    equal_rounds,
-    given_tokens,
-    is_in_flight,
-    latest_end,
-    num_stages,
-    pipes,
-    turn_of,
-)
+from windtunnel.core.pipelines import turns
+from windtunnel.core.pipelines.stages import clear_pipe, num_stages, pipes
+from windtunnel.core.pipelines.turns import count_turn, equal_rounds, given_tokens, is_in_flight, latest_end, turn_of
 from windtunnel.core.records import IDLE, NONE, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_admission as admission
 from windtunnel.core.schedulers import vllm_passes as passes
@@ -76,7 +67,7 @@ class Extra(NamedTuple):
     cache: Any
     """core.blocks.Cache, or None where no pool caches prefixes."""
     pipe: Any
-    """core.pipeline.Pipe, or None where a step has a single stage."""
+    """core.pipelines.stages.Pipe, or None where a step has a single stage."""
     adapters: Any
     """Those of the running requests, in any order; None where no pool limits them."""
     stores: Any
@@ -369,7 +360,7 @@ def decide_through(state: State, pool: Pool, group: Group, pipe: Any) -> tuple[b
     """That of one stage, or of a pipeline, through whose stages the step then passes."""
     if pipe is None:
         return decide_alone(state, pool, group)
-    return pipeline.decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
+    return turns.decide_if_any(state, pool, group, pipe, schedule, discarded, finish)
 
 
 @part
@@ -401,7 +392,7 @@ def conclude_through(state: State, pool: Pool, group: Group, end: float, pipe: A
     """That of one stage; of a pipeline the oldest step ends, where it has to."""
     if pipe is None:
         return conclude_alone(state, pool, group, end)
-    return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
+    return turns.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
 @part
@@ -432,7 +423,7 @@ def pass_over_through(state: State, pool: Pool, group: Group, preempted: bool, p
     """That of one stage; of a pipeline the oldest step ends, where it has to."""
     if pipe is None:
         return pass_over_alone(state, pool, group, preempted)
-    return pipeline.conclude(state, pool, group, pipe, release_step, is_stuck)
+    return turns.conclude(state, pool, group, pipe, release_step, is_stuck)
 
 
 @part
@@ -446,7 +437,7 @@ def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     """A step of one stage, or of all stages of a pipeline."""
     if pipe is None:
         return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, nothing)
-    return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
+    return turns.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
 # Many steps at once.
@@ -506,7 +497,7 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
 
 @part
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
-    """What the next rounds of a pipeline have in common; see ``core.pipeline.equal_rounds``."""
+    """What the next rounds of a pipeline have in common; see ``core.pipelines.turns.equal_rounds``."""
     lane, requests, extra = state.lanes[i], state.requests, state.extra
     if lane.first < lane.top or lane.leaving > 0 or lane.ghosts > 0 or lane.held >= lane.clock:
         return 0, False
@@ -534,7 +525,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal steps as possible; see ``core.jump`` and ``core.pipeline``."""
+    """Make as many equal steps as possible; see ``core.jump`` and ``core.pipelines``."""
     return jump_through(state, pool, group, until, state.extra.pipe)
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core import pipeline
 from windtunnel.core.blocks import blocks_of, find, most_hits, take
 from windtunnel.core.compiled import part
+from windtunnel.core.pipelines.turns import is_in_flight
 from windtunnel.core.records import NONE, Array, Lane, Pool, Request
 from windtunnel.core.schedulers.vllm_passes import NO_ROOM, UNLIMITED, compute_chunk, pop, put
 from windtunnel.core.schedulers.vllm_v1.adapters import add_adapter, count_adapters, lacks_adapter
@@ -195,7 +195,7 @@ def set_aside(
         if drafts is not None:
             waits = bool(request.stale > 0 and pool.wait_for_output)
         if pipe is not None:
-            waits = pipeline.is_in_flight(lane, request.last_step)
+            waits = is_in_flight(lane, request.last_step)
         if adapters is not None:
             waits = waits or lacks_adapter(pool, lane, adapters, request)
         if not waits:

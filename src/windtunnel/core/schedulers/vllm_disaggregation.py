@@ -2,7 +2,8 @@
 
 from windtunnel.core.blocks import blocks_of, give_back, offer
 from windtunnel.core.compiled import part
-from windtunnel.core.pipeline import count_turn, num_stages
+from windtunnel.core.pipelines.stages import num_stages
+from windtunnel.core.pipelines.turns import count_turn
 from windtunnel.core.records import NONE, Lane, Pool, State
 from windtunnel.core.schedulers.vllm_admission import sit_last
 from windtunnel.core.seats import ends_at, skip_decodes

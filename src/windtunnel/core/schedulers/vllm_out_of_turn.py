@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core import pipeline
 from windtunnel.core.blocks import give_back, offer
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall
-from windtunnel.core.pipeline import Pipe, end_oldest, latest_end
+from windtunnel.core.pipelines import turns
+from windtunnel.core.pipelines.stages import Pipe
+from windtunnel.core.pipelines.turns import end_oldest, latest_end
 from windtunnel.core.queues import pop_by_key, put_by_key
 from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, STEPPED, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
@@ -410,7 +411,7 @@ def goes_on(pool: Pool, group: Group, lane: Lane, pipe: Pipe, scheduled: bool) -
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Decide one step, and let the oldest end if no other one may be in flight beside it, or where the engine looks at
-    its output first; see ``core.pipeline.step``."""
+    its output first; see ``core.pipelines.turns.step``."""
     lane, pipe = state.lanes[group.first_lane], state.extra.pipe
     begin_boundary(group, state.lanes)
     if lane.waiting + lane.running == 0:
@@ -418,7 +419,7 @@ def step(state: State, pool: Pool, group: Group) -> int:
             return IDLE
         end_oldest(state, pool, group, lane, pipe, release_step)
         return STEPPED
-    scheduled, preempted = pipeline.decide(state, pool, group, lane, pipe, schedule, discarded, finish, True)
+    scheduled, preempted = turns.decide(state, pool, group, lane, pipe, schedule, discarded, finish, True)
     lane.empty = 0 if scheduled or preempted else lane.empty + 1
     lane.flying += 1
     if lane.empty > lane.depth or vllm.is_stuck(state, pool, group):

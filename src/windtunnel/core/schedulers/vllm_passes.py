@@ -7,9 +7,9 @@ them then vanishes when it is compiled.
 
 from typing import Any
 
-from windtunnel.core import pipeline
 from windtunnel.core.blocks import blocks_of, give_back, offer
 from windtunnel.core.compiled import compiled, part
+from windtunnel.core.pipelines import stages, turns
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
 from windtunnel.core.records import QUEUED, Array, Lane, Pool, Request
 from windtunnel.core.schedulers.vllm_v1.encoder import (
@@ -121,7 +121,7 @@ def schedule_together(
             if seats[ENDS, i] == NEVER and has_inputs(encoder, seats[WHO, i], requests[seats[WHO, i]].context):
                 return NO_ROOM, False
     while True:
-        decodes_need = pipeline.blocks_due(pool, lane, seats, extra.pipe) - given
+        decodes_need = turns.blocks_due(pool, lane, seats, extra.pipe) - given
         need = decodes_need
         budget = pool.max_num_batched_tokens - lane.decodes
         for i in range(lane.first, lane.top):
@@ -185,17 +185,17 @@ def evict(
     ends = seats[ENDS, i]
     prefills, leaves = ends == NEVER, ends <= lane.clock
     context = request.context if prefills else request.prompt + request.output - 1
-    turn = pipeline.turn_of(pool, lane, extra.pipe, ends)
+    turn = turns.turn_of(pool, lane, extra.pipe, ends)
     if decodes(pool, lane, request, ends):
-        context = pipeline.context_of(pool, lane, extra.pipe, request, ends)
-        pipeline.count_turn(pool, lane, seats, extra.pipe, ends, context, -1)
+        context = turns.context_of(pool, lane, extra.pipe, request, ends)
+        turns.count_turn(pool, lane, seats, extra.pipe, ends, context, -1)
     if leaves:
         request.last_step = ends - 1
     elif not prefills:
         request.generated = context - request.prompt + 1
         if request.held_clock != turn:
-            request.last_token = pipeline.last_token_of(pool, lane, extra.pipe, ends)
-            request.last_step = turn - pipeline.num_stages(pool, extra.pipe)
+            request.last_token = turns.last_token_of(pool, lane, extra.pipe, ends)
+            request.last_step = turn - stages.num_stages(pool, extra.pipe)
     offered = context + now
     if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
         offered = max(offered - 1, request.certain)
@@ -245,7 +245,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
     """Tokens that a running request has to compute."""
     if ends == NEVER:
         return 0 if lane.holds_prompts else request.prompt + request.generated - request.context
-    return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
+    return 1 if decodes(pool, lane, request, ends) and turns.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
 @part
@@ -286,7 +286,7 @@ def visit_in_turn(
             continue
         request = requests[seats[WHO, i]]
         tokens = min(wants(pool, lane, extra.pipe, request, ends), most, budget)
-        context = request.context if ends == NEVER else pipeline.context_of(pool, lane, extra.pipe, request, ends)
+        context = request.context if ends == NEVER else turns.context_of(pool, lane, extra.pipe, request, ends)
         if encoder is not None and ends == NEVER and tokens > 0:
             tokens = tokens_with_inputs(pool, lane, encoder, seats[WHO, i], context, tokens)
         missing = missing_blocks(pool, drafts, request, context, tokens) if tokens > 0 else 0
@@ -336,7 +336,7 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any,
         if ends >= EMPTY or wanted_tokens(pool, lane, pipe, requests[seats[WHO, i]], ends) == 0:
             continue
         request = requests[seats[WHO, i]]
-        context = pipeline.context_of(pool, lane, pipe, request, ends)
+        context = turns.context_of(pool, lane, pipe, request, ends)
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
@@ -345,15 +345,15 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any,
             continue
         lane.step_decodes -= 1
         lane.step_kv -= context
-        pipeline.count_turn(pool, lane, seats, pipe, ends, context, -1)
+        turns.count_turn(pool, lane, seats, pipe, ends, context, -1)
         if ends <= lane.clock:
             request.held_clock = lane.clock + 1
             lane.spared += 1
             continue
-        pipeline.count_held(pool, lane, seats, pipe, ends + 1, context)
+        turns.count_held(pool, lane, seats, pipe, ends + 1, context)
         if request.held_clock != lane.clock:
-            request.last_token = pipeline.last_token_of(pool, lane, pipe, ends)
-            request.last_step = lane.clock - pipeline.num_stages(pool, pipe)
+            request.last_token = turns.last_token_of(pool, lane, pipe, ends)
+            request.last_step = lane.clock - stages.num_stages(pool, pipe)
         seats[ENDS, i] += 1
         request.held_clock = lane.held = lane.clock + 1
         request.certain = context
@@ -376,6 +376,6 @@ def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: An
     for i in range(lane.held_from, lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
-            request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+            request.certain = turns.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
             offer_newcomer(pool, lane, extra.cache, extra.stores, seats[WHO, i], request.certain)
             resume(lane, request, seats[ENDS, i], pipe)

@@ -243,7 +243,7 @@ def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
     for pool, tiers in enumerate(fleet.tiers):
         kinds = [(tier.name, tier.chunks, tier.chunk_tokens, tier.shared_by) for tier in tiers]
         for _ in range(fleet.replicas[pool]):
-            for _ in range(fleet.lanes[pool]):
+            for _ in range(fleet.lanes[pool] * fleet.num_engines[pool]):
                 lanes["first_port"][i], lanes["ports"][i] = len(rows), len(tiers)
                 lanes["generated"][i] = any(tier.generated for tier in tiers)
                 for k, tier in enumerate(tiers):
@@ -283,7 +283,7 @@ def use_of(stores: Stores | None, fleet: Any) -> tuple[TierUse, ...]:
         return ()
     found, port = [], 0
     for pool, tiers in enumerate(fleet.tiers):
-        ranks = fleet.replicas[pool] * fleet.lanes[pool]
+        ranks = int(fleet.num_lanes[pool])
         mine: Any = stores.ports[port : port + ranks * len(tiers)]
         port += ranks * len(tiers)
         for k, tier in enumerate(tiers):

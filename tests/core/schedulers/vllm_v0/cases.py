@@ -8,7 +8,7 @@ from equality import _contents, _integer_times, _linear_times, _random_times, _s
 from hypothesis import strategies as st
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
-from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.batch_times import Times
 from windtunnel.policy import Limits, VllmV0, generated
 
 
@@ -18,7 +18,7 @@ class Case:
 
     limits: Limits
     policy: VllmV0
-    times: BatchTimes
+    times: Times
     replicas: int
     router: int
     uniforms: Any

@@ -6,6 +6,9 @@ A request that finds no free block, even if it needs none, evicts the newest tha
 steps serve all running requests at once (``serve_together``); otherwise seats are visited one by one, as the engine
 does (``serve_in_turn``).
 
+In a pipeline each stage has a virtual engine: a scheduler with its share of the blocks, on the device and on the host.
+A request goes to the one with the fewest that have not ended.
+
 A decode that a step does not reach leaves the clock and keeps its seat, whose ENDS is NEVER like that of a prefill.
 """
 
@@ -18,6 +21,8 @@ from numpy.typing import NDArray
 from windtunnel.core import step as steps
 from windtunnel.core.compiled import part
 from windtunnel.core.jump import equal_steps
+from windtunnel.core.pipelines import engines
+from windtunnel.core.pipelines.stages import PIPE_OF_LANE, clear_pipe, pipes
 from windtunnel.core.queues import HOST_OF_LANE, put_last
 from windtunnel.core.records import (
     IDLE,
@@ -62,7 +67,7 @@ TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
 """Fields of VllmV0 that a pool has, too."""
 
 POOL_FIELDS: Fields = [
-    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks")),
+    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "stages")),
     ("by_priority", np.int64),
     ("prompt_limit", np.int64),  # a prompt, or chunk, with more tokens is ignored
     ("long_threshold", np.int64),  # a prompt with more tokens left is long
@@ -99,6 +104,7 @@ LANE_FIELDS: Fields = [
             "blocks_in",
         )
     ),
+    *PIPE_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [
@@ -121,27 +127,36 @@ class Extra(NamedTuple):
     """[1] the earliest end of an engine, kind 0 if none."""
     cache: Any
     """vllm_v0.blocks.Cache, or None where prefixes are not cached."""
+    pipe: Any
+    """core.pipelines.stages.Pipe, or None where a step has a single stage."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools, and make the arrays of a run.
 
     Raises:
-        InputError: ranks in lockstep, or pools of which only some cache prefixes.
+        InputError: ranks in lockstep or with virtual engines, or pools of which only some cache prefixes.
     """
     counts: list[int] = []
     for i, (pool, limits, policy) in enumerate(zip(pools, fleet.limits, fleet.policies, strict=True)):
         if fleet.lockstep[i]:
             raise InputError("vLLM's v0 scheduler knows no ranks in lockstep: set data_parallel_size=1, or use v1")
+        stages = policy.pipeline_parallel_size
+        if stages > 1 and fleet.lanes[i] > 1:
+            raise InputError(
+                f"data_parallel_size={fleet.lanes[i]}: vLLM's v0 engine has none with pipeline_parallel_size={stages}; "
+                "use replicas"
+            )
         if policy.prefix_caching != fleet.policies[0].prefix_caching:
             raise InputError("prefix_caching: must be the same for all pools with vLLM's v0 scheduler")
         for name in (*SETTINGS, *TIMES):
             pool[name] = getattr(policy, name)
-        pool["watermark_blocks"] = policy.watermark_blocks(limits)
+        pool["num_blocks"], pool["num_cpu_blocks"] = limits.num_blocks // stages, policy.num_cpu_blocks // stages
+        pool["stages"], pool["watermark_blocks"] = stages, policy.watermark_blocks(limits)
         pool["by_priority"] = policy.admission_order == "priority" and not policy.chunked_prefill
         pool["prompt_limit"], pool["long_threshold"] = policy.prompt_limit(limits), policy.long_threshold(limits)
         pool["patience"] = patience(limits)
-        counts += [limits.num_blocks, policy.num_cpu_blocks] * (fleet.replicas[i] * fleet.lanes[i])
+        counts += [int(pool["num_blocks"]), int(pool["num_cpu_blocks"])] * int(fleet.num_lanes[i])
     lanes["cpu_free"] = counts[1::2]
     lanes["spare"] = 1  # a decode asks for a free block even if it needs none
     lanes["swapped_head"] = lanes["swapped_tail"] = NONE
@@ -150,13 +165,16 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     cache = None
     if fleet.policies[0].prefix_caching:
         cache = prefix_cache(counts, min(limits.block_size for limits in fleet.limits), demand, requests)
-    return Extra(attributes(records(1, FAILURE)), cache)
+    piped = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
+    return Extra(attributes(records(1, FAILURE)), cache, pipes(fleet, lanes) if piped else None)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i``, whose fields are again as before the run, has computed nothing."""
     if state.extra.cache is not None:
         clear_cache(state.extra.cache, i, (int(state.lanes["free"][i]), int(state.lanes["cpu_free"][i])))
+    if state.extra.pipe is not None:
+        clear_pipe(state, state.extra.pipe, i)
 
 
 def check(state: State, names: Sequence[str] | None = None) -> None:
@@ -178,14 +196,25 @@ def check(state: State, names: Sequence[str] | None = None) -> None:
 def failed(state: State, group: Group) -> bool:
     """Whether an engine has ended before the group's next step: then nothing that follows counts."""
     failure = state.extra.failure[0]
-    return failure.kind != 0 and (group.now > failure.time or failure.lane == group.first_lane)
+    mine = group.first_lane <= failure.lane < group.first_lane + group.num_lanes
+    return failure.kind != 0 and (group.now > failure.time or mine)
 
 
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request at the end of the queue."""
+    enqueue_in(state, pool, lane, r, state.extra.pipe)
+
+
+@part
+def enqueue_in(state: State, pool: Pool, lane: Lane, r: int, pipe: Any) -> None:
+    """The queue is that of the lane, or in a pipeline that of the least busy engine."""
+    if pipe is not None:
+        lane = engines.hand_over(state, lane, r)
     put_last(lane, state.requests, r)
     lane.unsorted = pool.by_priority
+    if pipe is not None:
+        engines.interrupt(state, lane)
 
 
 # A step.
@@ -336,7 +365,13 @@ def notice_circles(state: State, pool: Pool, lane: Lane, seats: Array, emitted: 
 
 @part
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
-    """Log the step; decodes that follow a pause of their own end a stall."""
+    """Log the step; decodes that follow a pause of their own end a stall. In a pipeline the first stage may begin with
+    it after the decision."""
+    lane, now = state.lanes[i], state.groups[state.lanes[i].group].now
+    for k in range(lane.chunks if start > now else 0):
+        request = state.requests[state.seats[i, SEQUENCE, k]]
+        if request.scheduled == now:
+            request.scheduled = start
     launch_counted(state, pool, i, start, state.lanes[i].late, transfer(state, pool, i, start))
 
 
@@ -382,7 +417,21 @@ def pass_over(state: State, pool: Pool, group: Group, changed: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Decide and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over, transfer)
+    return step_through(state, pool, group, state.extra.pipe)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
+    """A step of one stage, or of one of several engines."""
+    if pipe is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over, transfer)
+    return engines.step(state, pool, group, pipe, schedule, transfer, launch, finish, release, ignored_leave)
+
+
+@part
+def ignored_leave(state: State, pool: Pool, i: int) -> None:
+    """Nothing is scheduled: whoever was ignored leaves."""
+    release(state, pool, i, state.groups[state.lanes[i].group].now)
 
 
 # Equal steps.
@@ -391,15 +440,37 @@ def step(state: State, pool: Pool, group: Group) -> int:
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make equal steps of decodes while ``now`` < ``until`` (which counts only if an arrival could join)."""
-    i = group.first_lane
-    lane, requests, cache = state.lanes[i], state.requests, state.extra.cache
-    if lane.running == 0 or lane.first < lane.top or failed(state, group):
+    return jump_through(state, pool, group, until, state.extra.pipe)
+
+
+@part
+def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any) -> int:
+    """Equal steps of one stage, or equal rounds of several engines."""
+    if failed(state, group):
         return 0
+    if pipe is not None:
+        return engines.equal_rounds(state, pool, group, pipe, until, steady_alone, jumped)
+    limit = equal_until(state, pool, group.first_lane, group.now, until)
+    return equal_steps(state, pool, group, limit, steady, jumped)
+
+
+@part
+def equal_until(state: State, pool: Pool, i: int, now: float, until: float) -> float:
+    """Until when the steps of lane ``i`` are equal, if nobody ends; ``now`` if the next one differs."""
+    lane, requests, cache = state.lanes[i], state.requests, state.extra.cache
+    if lane.running == 0 or lane.first < lane.top:
+        return now
     waits = (pool.chunked_prefill and lane.unreached > 0) or (pool.by_priority and lane.unsorted)
     if waits or not host_blocked(pool, lane, requests, cache):
-        return 0
-    limit = join_time(pool, lane, requests, state.seats[i], cache, group.now, until)
-    return equal_steps(state, pool, group, limit, steady, jumped)
+        return now
+    return join_time(pool, lane, requests, state.seats[i], cache, now, until)
+
+
+@part
+def steady_alone(state: State, pool: Pool, i: int, now: float, until: float) -> tuple[int, bool]:
+    """What the next steps of an engine have in common; see ``core.pipelines.engines``."""
+    limit = equal_until(state, pool, i, now, until)
+    return (steady(state, pool, i)[0] if limit > now else 0), limit < np.inf
 
 
 @part
@@ -462,11 +533,21 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
     A lane that only decodes cannot finish a request before the clock of its next end, nor preempt and then ignore one
     before its free blocks are used up. One step of slack covers rounding.
     """
-    lane = state.lanes[group.first_lane]
     group.bound = np.inf
-    if lane.waiting > 0 or lane.running > lane.decodes:
-        group.bound = group.now
-    elif lane.decodes > 0:
-        rounds = (lane.free - 1) // lane.decodes
-        steps = min(lane.next_end - lane.clock, pool.block_size * rounds) - 1
-        group.bound = group.now + float(max(steps, 0)) * state.floats[pool.shortest_step + lane.decodes]
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.waiting > 0 or lane.running > lane.decodes:
+            group.bound = group.now
+        elif lane.decodes > 0:
+            rounds = (lane.free - 1) // lane.decodes
+            steps = min(lane.next_end - lane.clock, pool.block_size * rounds) - 1
+            shortest = shortest_steps(state, pool, lane, state.extra.pipe)
+            group.bound = min(group.bound, group.now + float(max(steps, 0)) * shortest)
+
+
+@part
+def shortest_steps(state: State, pool: Pool, lane: Lane, pipe: Any) -> float:
+    """Seconds that a step of the lane's decodes takes at least."""
+    if pipe is None:
+        return float(state.floats[pool.shortest_step + lane.decodes])
+    return engines.shortest_step(lane, pool, pipe)

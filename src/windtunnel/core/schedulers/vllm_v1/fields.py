@@ -3,7 +3,7 @@
 import numpy as np
 
 from windtunnel.core.blocks import CACHE_OF_LANE
-from windtunnel.core.pipeline import PIPE_OF_LANE
+from windtunnel.core.pipelines.stages import PIPE_OF_LANE
 from windtunnel.core.records import Fields
 from windtunnel.core.schedulers.vllm_v1 import encoder
 from windtunnel.core.stores import chunks

@@ -1,0 +1,1 @@
+"""Steps that pass through several stages."""
