@@ -52,6 +52,9 @@ class Engine:
     """Stages of layers, one after the other."""
     data_parallel_size: int = 1
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
+    decode_context_parallel_size: int = 1
+    """GPUs of those that share every layer over which the cached tokens of a request are spread, where they would all
+    hold the same (latent attention, fewer KV heads than GPUs)."""
     enable_expert_parallel: bool = False
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
@@ -157,8 +160,8 @@ class Engine:
         object.__setattr__(self, "preset", preset(self.preset).name)
         if self.quantization == AS_STORED:
             object.__setattr__(self, "quantization", None)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            self._require_integer(name, 1)
+        for name in ("tensor", "pipeline", "data", "decode_context"):
+            self._require_integer(f"{name}_parallel_size", 1)
         self._check_around()
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)

@@ -119,6 +119,13 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
     if engine.mamba_ssm_cache_dtype != "auto":
         model = model.with_state_bytes(DTYPE_BYTES[engine.mamba_ssm_cache_dtype])
+    if engine.decode_context_parallel_size > 1:
+        if engine.backend == "trtllm":
+            raise InputError(
+                f"decode_context_parallel_size={engine.decode_context_parallel_size}: simulated for vLLM and SGLang; "
+                "leave it out"
+            )
+        model = model.with_context_parts(engine.decode_context_parallel_size, engine.tensor_parallel_size)
     if engine.indexer_kv_dtype != "auto":
         model = model.with_index_dtype(engine.indexer_kv_dtype)
         if engine.indexer_kv_dtype == "mxfp4" and not device.is_blackwell_datacentre:

@@ -214,7 +214,9 @@ def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:
     if given is None or asked.model is None:
         return
     size = engine["block_size"] or (LARGEST_BLOCK if asked.model.has_mla else 16)
-    token = asked.model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", engine["tensor_parallel_size"] or 1)
+    tp, parts = engine["tensor_parallel_size"] or 1, engine["decode_context_parallel_size"] or 1
+    model = asked.model.with_context_parts(parts, tp) if parts > 1 else asked.model
+    token = model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", tp)
     if token:
         engine["num_gpu_blocks_override"] = max(2, int(given // (size * token)))
 

@@ -27,6 +27,7 @@ SWITCHES = tuple(name for name in SIMPLE.values() if name in BOTH_SIDES - BY_RUL
 SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
     "all2all_backend": (GATHERED,),
     "enable_dbo": (False,),
     "dtype": ("auto",),
@@ -46,6 +47,7 @@ DEEPEP_MODES = {backend: mode for mode, backend in MODES.items()}
 SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
 OF_FRONT = {
+    "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
     "api_server_count": 1,
