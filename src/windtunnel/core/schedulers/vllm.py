@@ -21,9 +21,9 @@ from windtunnel.core.pipelines import turns
 from windtunnel.core.pipelines.stages import clear_pipe, num_stages, pipes
 from windtunnel.core.pipelines.turns import count_turn, equal_rounds, given_tokens, is_in_flight, latest_end, turn_of
 from windtunnel.core.records import IDLE, NONE, Array, Group, Lane, Pool, State
-from windtunnel.core.schedulers import vllm_admission as admission
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_disaggregation import join, may_stage, occupied, stage, unstage
+from windtunnel.core.schedulers.vllm_v1 import admission
 from windtunnel.core.schedulers.vllm_v1.encoder import encoder_of, end_inputs, forget_inputs, release_ended
 from windtunnel.core.schedulers.vllm_v1.fields import LANE_FIELDS, LONG_AGO, POOL_FIELDS, REQUEST_FIELDS, SETTINGS
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval

@@ -23,8 +23,8 @@ from windtunnel.core.queues import pop_by_key, put_by_key
 from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, STEPPED, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
-from windtunnel.core.schedulers import vllm_admission as admission
 from windtunnel.core.schedulers import vllm_passes as passes
+from windtunnel.core.schedulers.vllm_v1 import admission
 from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, stand_up
 from windtunnel.core.step import begin_boundary, depart
 

@@ -18,10 +18,10 @@ from windtunnel.core.log import write_stall, write_step
 from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
-from windtunnel.core.schedulers import vllm_admission as admission
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_out_of_turn import decodes, may_stage, stage, take_out
 from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
+from windtunnel.core.schedulers.vllm_v1 import admission
 from windtunnel.core.schedulers.vllm_v1.encoder import (
     begin_inputs,
     end_inputs_of_drafts,
