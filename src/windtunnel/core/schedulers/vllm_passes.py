@@ -1,4 +1,4 @@
-"""The pass of vLLM's v1 scheduler over the running requests; see ``vllm``, and ``vllm_v1.admission`` for those that wait.
+"""The pass of vLLM's v1 scheduler over the running requests; see ``vllm``, and ``vllm_v1.admission`` for the others.
 
 Where prefixes are not cached ``extra.cache`` is None, without a pipeline ``extra.pipe``, without KV stores
 ``extra.stores``, without speculation ``extra.drafts``, without inputs of an encoder ``extra.encoder``; what asks for
