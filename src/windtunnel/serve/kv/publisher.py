@@ -106,10 +106,6 @@ class Publisher:
             raise InputError(f"kv_events_config: {endpoint}: {error}: choose another endpoint") from error
         return socket
 
-    def addresses(self) -> list[str]:
-        """Where events and replays are to be had: those of all ranks."""
-        return [socket.getsockopt_string(self._zmq.LAST_ENDPOINT) for socket in (*self._sockets, *self._replays)]
-
     def publish(self, rank: int, events: list[Event]) -> None:
         """A batch of a rank, at once; where a subscriber is too slow, ZeroMQ drops it."""
         batch = self._pack([time.time(), events, rank])
