@@ -15,8 +15,8 @@ from windtunnel.report.page import span
 QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 KEYS = (
     "schema_version requests ttft tpot itl e2el queue request_throughput output_throughput goodput attainment cost_usd "
-    "cost_per_hour cost_per_million_output_tokens energy_wh max_wait normalised_latency batch_size idle_seconds "
-    "phase_share kv_blocks utilisation preemptions "
+    "cost_per_hour cost_per_million_output_tokens energy_wh max_wait normalised_latency "
+    "normalised_interactivity batch_size idle_seconds phase_share kv_blocks utilisation preemptions "
     "prefix_cache_hit_rate prompt_tokens cached_tokens generated_cached_tokens time_share replicas warnings goal"
 )
 

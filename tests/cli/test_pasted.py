@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.cli import main
 
-LINE = "vllm serve Qwen/Qwen3-8B -tp 2 --port 8000 --attention-backend FLASHINFER --enable-lora"
+LINE = "vllm serve Qwen/Qwen3-8B -tp 2 --port 8000 --attention-backend FLASHINFER --cpu-offload-gb 4"
 
 
 def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,7 +15,7 @@ def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None
     document = json.loads(captured.out)
     assert [word["flag"] for word in document["used"]] == ["-tp"]
     assert [word["flag"] for word in document["ignored"]] == ["--port"]
-    assert [word["flag"] for word in document["not_simulated"]] == ["--attention-backend", "--enable-lora"]
+    assert [word["flag"] for word in document["not_simulated"]] == ["--attention-backend", "--cpu-offload-gb"]
     (pool,) = document["deployment"]["pools"]
     assert (pool["device"], pool["engine"]["tensor_parallel_size"], pool["engine"]["max_num_seqs"]) == (
         "b200_sxm",
@@ -31,9 +31,9 @@ def test_what_is_not_simulated_is_said_and_strict_refuses_it(capsys: pytest.Capt
     assert main(words) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["schema_version"]
-    assert "not simulated: --enable-lora" in captured.err
+    assert "not simulated: --cpu-offload-gb" in captured.err
     assert main([*words, "--strict"]) == 2
-    assert "from: not simulated: --attention-backend, --enable-lora" in capsys.readouterr().err
+    assert "from: not simulated: --attention-backend, --cpu-offload-gb" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,16 @@ def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["pool"]["engine"]["tensor_parallel_size"] == 2
 
 
+def test_lines_of_whole_servers_are_set_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [word for more in ("-tp 2 --max-num-seqs 8", "") for word in ("--from", f"vllm serve Qwen/Qwen3-8B {more}")]
+    load = ["--num-prompts", "3", "--seeds", "1", "--no-bands", "--perf", "modelled", "--json"]
+    assert main(["compare", *lines, *load]) == 0
+    names = [variant["name"] for variant in json.loads(capsys.readouterr().out)["variants"]]
+    assert names == ["baseline", "tensor_parallel_size=1 max_num_seqs=default"]
+    assert main(["compare", *lines[:2], *lines[:2], *load]) == 2
+    assert "line 2 says what the first one says" in capsys.readouterr().err
+
+
 def test_explain_takes_a_line_with_drafts_and_short_requests(capsys: pytest.CaptureFixture[str]) -> None:
     drafts = '{"method": "mtp", "num_speculative_tokens": 2}'
     line = f"vllm serve Qwen/Qwen3-8B --max-model-len 2048 --speculative-config '{drafts}'"
@@ -68,3 +78,8 @@ def test_explain_takes_a_line_with_drafts_and_short_requests(capsys: pytest.Capt
     captured = capsys.readouterr()
     assert json.loads(captured.out)["batch"] == "decode=32@2047,prefill=1x2048@0"
     assert "explained without drafts" in captured.err
+
+
+def test_a_line_is_served_where_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--from", "vllm serve Qwen/Qwen3-8B --port 99999 --served-model-name mine"]) == 2
+    assert "port=99999" in capsys.readouterr().err

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.cli.plan.line import Change, Judged
+from windtunnel.cli.plan.line import Change, Judged, changed_flags
+from windtunnel.deployment import Engine, Pool
 
 LINE = "vllm serve Qwen/Qwen3-8B --max-num-seqs 8 --max-model-len 4096 --port 1"
 FLAGS = [
@@ -40,6 +41,7 @@ def test_more_seats_are_what_a_line_lacks(capsys: pytest.CaptureFixture[str]) ->
     assert main(["plan", "--from", LINE, *FLAGS, "--max-num-seqs", "8,64"]) == 0
     found = json.loads(capsys.readouterr().out)["line"]
     assert any(change == "max_num_seqs 8 → 64" for change in found["changes"])
+    assert any(change == "--max-num-seqs 8 → 64" for change in found["flags"])
     assert found["best_rate"] > found["rate"] > 0
     assert found["saves"] == pytest.approx(1 - found["rate"] / found["best_rate"])
 
@@ -59,6 +61,26 @@ def test_both_sides_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) 
     sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: {LINE}")]
     assert main(["plan", *sides, *FLAGS]) == 2
     assert "plan changes the line of one whole server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("vllm-0.32", [("--kv-cache-dtype", "not set", "fp8"), ("--max-num-seqs", "8", "16")]),
+        ("sglang-0.5", [("--kv-cache-dtype", "not set", "fp8_e4m3"), ("--max-running-requests", "8", "16")]),
+        ("trtllm-1.0", [("--max_batch_size", "8", "16"), ("kv_cache_config.dtype", "not set", "fp8")]),
+    ],
+)
+def test_changes_are_told_in_the_words_of_the_engine(preset: str, changes: list[tuple[str, str, str]]) -> None:
+    line, best = (
+        Pool("Qwen/Qwen3-8B", "h100", Engine(preset, max_model_len=4096, max_num_seqs=seats, kv_cache_dtype=dtype))  # type: ignore[arg-type]
+        for seats, dtype in ((8, "auto"), (16, "fp8"))
+    )
+    assert sorted(changed_flags(line, best)) == changes
+    judged = Judged(
+        1.0, 2.0, 1, 2.0, 2.0, 1, (Change("device", "a", "b"), Change("x", "1", "2")), flags=(Change("--x", "1", "2"),)
+    )
+    assert [change.name for change in judged.shown] == ["device", "--x"]
 
 
 def test_what_is_said_of_a_line() -> None:

@@ -20,6 +20,7 @@ PLAINLY = (
     "schedulers/vllm_v0/test_caching.py",
     "schedulers/vllm_v0/test_chunked.py",
     "test_theory_pipelines.py",
+    "texts/test_window.py",
 )
 """Files of small cases, which test_plain_python runs."""
 

@@ -20,6 +20,7 @@ from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
+from windtunnel.perf.kernel import Efficiency
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
@@ -151,6 +152,67 @@ def test_index_keys_of_minimax_m3_are_in_16_bits_unless_told() -> None:
         assert (
             "indexer_kv_dtype" not in reading(f"vllm serve {model} --attention-config.indexer_kv_dtype bf16").settings
         )
+
+
+def test_contexts_in_parts_fit_as_many_times_and_are_read_as_much_faster() -> None:
+    """All 8 GPUs hold the latent vectors of DeepSeek-R1: over 8 of them 8 times the tokens fit, and each reads an
+    eighth (vLLM's docs/serving/context_parallel_deployment.md). For few and short contexts queries and sums that are
+    exchanged cost more. What is kept for each request, not for each token, stays."""
+    line = "vllm serve nvidia/DeepSeek-R1-NVFP4 -tp 8 --max-model-len 131072"
+    whole, parts = (
+        Pool(load_model("nvidia/DeepSeek-R1-NVFP4"), device("b200"), Engine(**reading(text).settings))
+        for text in (line, f"{line} -dcp 8")
+    )
+    assert kv_blocks(parts).num_blocks == pytest.approx(8 * kv_blocks(whole).num_blocks, rel=1e-4)
+    (alone,), (spread,) = (batch_times(Deployment((each,)), "modelled") for each in (whole, parts))
+    assert spread.times.rank(1, 500, []) > alone.times.rank(1, 500, [])
+    more, less = (each.groups["attention"] for each in (alone, spread))
+    far, near = 64 * 100_000, 64 * 50_000
+    assert (more.decode(64, far) - more.decode(64, near)) / (less.decode(64, far) - less.decode(64, near)) > 4
+    kernels = {op.name: op.kernel for op in operators(parts)}
+    one, keys, zero = np.ones(1), np.full(1, 80_000.0), np.zeros(1)
+    read = kernels["decode_latent_attention"].bytes_moved(one, 2 * keys)
+    read = read - kernels["decode_latent_attention"].bytes_moved(one, keys)
+    np.testing.assert_allclose(read, 80_000 / 8 * 576)
+    context = kernels["context_all_gather"]
+    np.testing.assert_allclose(context.bytes_moved(one, keys), 7 / 8 * 80_000 * 576)
+    assert context.attained(device("b200"), {"gather": Efficiency(1, 1, 1e-6)}, one, zero) == 0
+    kimi, over_8 = (
+        pool("moonshotai/Kimi-K3", "gb300", tensor_parallel_size=16, decode_context_parallel_size=size)
+        for size in (1, 8)
+    )
+    assert over_8.model.state_bytes(16) == kimi.model.state_bytes(16)
+    assert over_8.model.kv_bytes_per_token("auto", 16) * 8 == kimi.model.kv_bytes_per_token("auto", 16)
+    for model, gpus in (("Qwen/Qwen3-8B", 8), ("deepseek-ai/DeepSeek-V3.2", 8), ("openai/gpt-oss-120b", 8)):
+        with pytest.raises(InputError, match="decode_context_parallel_size=2: must divide the GPUs that hold the same"):
+            pool(model, "b200", tensor_parallel_size=gpus, decode_context_parallel_size=2)
+
+
+def test_adapters_take_memory_and_their_products_time() -> None:
+    """Of Llama-2-7B all adapters of rank 64 are 159,907,840 numbers (as PEFT counts them for all linear layers); over 2
+    GPUs what is whole on each stays. A token reads one, many tokens all of them, in 8 launches a layer."""
+    rank = "--enable-lora --max-loras 32 --max-lora-rank 64"
+    line = f"vllm serve meta-llama/Llama-2-7b-hf {rank} --lora-modules a=/a"
+    assert {name: reading(line).settings[name] for name in ("max_loras", "max_lora_rank")} == {
+        "max_loras": 32,
+        "max_lora_rank": 64,
+    }
+    assert "max_lora_rank" not in reading("vllm serve Qwen/Qwen3-8B --max-lora-rank 64").settings
+    engine: dict[str, Any] = {"max_model_len": 4096, "max_lora_rank": 64}
+    plain, adapted = (pool("meta-llama/Llama-2-7b-hf", **engine, max_loras=many) for many in (0, 32))
+    assert kv_blocks(adapted).weight_bytes - kv_blocks(plain).weight_bytes == 32 * 159_907_840 * 2
+    both = (pool("meta-llama/Llama-2-7b-hf", **engine, max_loras=many, tensor_parallel_size=2) for many in (0, 32))
+    divided = [kv_blocks(each).weight_bytes for each in both]
+    assert 0.5 < (divided[1] - divided[0]) / (32 * 159_907_840 * 2) < 0.75
+    (without,), (table_of,) = (batch_times(Deployment((each,)), "modelled") for each in (plain, adapted))
+    bandwidth = device("h100").memory_bandwidth
+    longer = table_of.times.decode_tokens - without.times.decode_tokens
+    moved = 159_907_840 * 2 / (0.8 * bandwidth)
+    assert moved + 32 * 8 * 2e-6 < longer[1] < moved + 32 * 8 * 3e-6
+    assert longer[8] - longer[1] == pytest.approx(7 * moved, rel=0.04)
+    for model, more in (("Qwen/Qwen3-30B-A3B", {}), ("Qwen/Qwen3-8B", {"preset": "sglang-0.5"})):
+        with pytest.raises(InputError, match="max_loras"):
+            pool(model, **more, max_loras=1)
 
 
 def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:

@@ -65,6 +65,7 @@ COMMON: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "vllm": {
         "enable_prefix_caching": st.booleans(),
+        "decode_context_parallel_size": st.sampled_from([2, 4]),
         "block_size": st.sampled_from([32, 64]),
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
@@ -82,12 +83,15 @@ OWN: dict[str, dict[str, Any]] = {
         "mamba_ssm_cache_dtype": st.just("float32"),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
+        "max_loras": st.sampled_from([1, 4]),
+        "max_lora_rank": st.just(64),
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
         "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
+        "decode_context_parallel_size": st.sampled_from([2, 4]),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
@@ -160,8 +164,15 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
+    if model.has_moe:
+        found |= {"max_loras"}
+    if model.has_moe or "max_loras" not in flags:
+        found |= {"max_lora_rank"}
     if not any(layer.attention and layer.attention.index_dtypes for _, layer in model.layers):
         found |= {"indexer_kv_dtype"}
+    heads = {getattr(layer.attention, "num_kv_heads", 1) for _, layer in model.layers if layer.attention}
+    if flags.get("tensor_parallel_size", 1) // max(heads) < flags.get("decode_context_parallel_size", 1):
+        found |= {"decode_context_parallel_size"}  # mostly refused
     alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
     if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}

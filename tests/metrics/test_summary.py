@@ -21,6 +21,7 @@ KEYS = {
     **dict.fromkeys(("cost_usd", "cost_per_hour", "cost_per_million_output_tokens", "energy_wh")),
     "max_wait": None,
     "normalised_latency": None,
+    "normalised_interactivity": ["p50", "p90", "p99"],
     "batch_size": None,
     "idle_seconds": None,
     "phase_share": ["prefill", "decode", "mixed"],
@@ -74,6 +75,7 @@ def test_what_steps_do_by_hand() -> None:
     assert document["batch_size"] == close((2 + 1 + 2 + 2) / 4)
     assert document["phase_share"] == close({"prefill": 0.25, "decode": 0.5, "mixed": 0.25})
     assert document["normalised_latency"] == close((0.4 / 3 + 0.4 / 4) / 2)
+    assert document["normalised_interactivity"]["p50"] == close(1 / ((0.4 / 3 + 0.4 / 4) / 2))
     assert document["max_wait"] == document["idle_seconds"] == close(0.0)
     (only,) = document["replicas"]
     assert (only["iterations"], only["batch_size"], only["preemptions"]) == (4, 1.75, 1)

@@ -7,13 +7,16 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.cli.tables import FORM, FORMS
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.scenario.pasted import Pasted
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
@@ -75,23 +78,37 @@ def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dic
     texts = [token.value for argument in arguments if argument.name == "--from" for token in argument.tokens]
     if not texts:
         return {}
-    from windtunnel.scenario.pasted import read_pasted
+    from windtunnel.scenario.pasted import alternatives, read_pasted
     from windtunnel.scenario.scenario import check_words
 
-    pasted = read_pasted(texts, given.get("--model"))
+    side_by_side = alternatives(texts, given.get("--model")) if "compare" in commands else []
+    every = side_by_side or [read_pasted(texts, given.get("--model"))]
+    pasted = every[0]
     if "--strict" in given:
-        pasted.require_all()
+        for each in every:
+            each.require_all()
     known = {argument.name for argument in arguments if "plan" not in commands}  # which varies what the lines say
     words = {key: value for key, value in pasted.words.items() if f"--{key.replace('_', '-')}" in known}
     sides = [role for role in ("prefill", "decode", "mixed") if role in pasted.words and role not in words]
     if known and sides:
         raise InputError(f"from: {sides[0]}: {' '.join(commands)} takes one server: give the line of one")
     if "--dry-run" not in given:
-        for remark in pasted.remarks():
+        for remark in dict.fromkeys(remark for each in every for remark in each.remarks()):
             if remark.startswith("device:") and {"--device", "--devices"} & given.keys():
                 continue
             sys.stderr.write(f"windtunnel: {remark}\n")
-    return check_words(words, "from: ")
+    own = {} if "serve" not in commands else _endpoint(pasted)
+    return check_words(words, "from: ") | own
+
+
+def _endpoint(pasted: "Pasted") -> dict[str, Any]:
+    """Where the server of a line listens and what its model is called, so that clients find the simulated one there."""
+    found = {word.flag.lstrip("-").replace("-", "_"): word.value for word in pasted.ignored}
+    return {
+        name: value
+        for name, value in found.items()
+        if (name == "port" and isinstance(value, int)) or (name == "served_model_name" and isinstance(value, str))
+    }
 
 
 def _require_other_files(arguments: ArgumentCollection) -> None:

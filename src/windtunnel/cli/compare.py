@@ -55,7 +55,7 @@ def compare(
     variants: Annotated[Path | None, Parameter(group=VARIANTS)] = None,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
-    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,
     seeds: Annotated[int, Parameter(group=VARIANTS)] = SEEDS,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
@@ -66,8 +66,8 @@ def compare(
 ) -> int:
     """Compare schedulers or settings under the same requests.
 
-    The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other values for
-    some of its words. Differences are taken draw by draw, under the same requests. Exit codes: as windtunnel run.
+    The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other words, or a
+    further --from LINE. Differences are taken draw by draw, under the same requests. Exit codes: as windtunnel run.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def compare(
 
     if report is not None:
         require_writable("report", report)
-    asked = named_variants(with_, variants)
+    asked = of_lines(pasting.lines) | named_variants(with_, variants)
     wanted: dict[str, Any] = {"seeds": seeds, "exclude_warmup": exclude_warmup, **vars(details)}
     with progress(f"simulating {1 + len(asked)} variants under {seeds} seeds"):
         found = [simulate_all(each, asked, **wanted) for each in loads(scenario, on)]
@@ -125,6 +125,21 @@ def loads(scenario: Scenario, texts: tuple[str, ...]) -> list[Scenario]:
         if varied in found:
             raise InputError(f"on {text!r}: this load is compared already: leave it out")
         found.append(varied)
+    return found
+
+
+def of_lines(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The variants that further launch lines are, named by what they change. Raises InputError for one that changes
+    nothing."""
+    from windtunnel.scenario.pasted import alternatives, changed_words
+
+    found: dict[str, dict[str, Any]] = {}
+    lines = alternatives(texts)
+    for number, other in enumerate(lines[1:], 2):
+        words = changed_words(lines[0], other)
+        if not words:
+            raise InputError(f"from: line {number} says what the first one says: leave it out")
+        found[written({key: "default" if value is None else value for key, value in words.items()})] = words
     return found
 
 

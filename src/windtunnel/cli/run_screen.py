@@ -54,7 +54,7 @@ def show_run(
     parts.append(_latencies(results, intervals, around, verbose))
     if len(result.pools) > 1:
         parts.append(_pools_table(result.pools))
-    facts = _facts(result, intervals, around)
+    facts = _window(result, intervals, manifest) + _facts(result, intervals, around)
     if verbose:
         facts += _details(result, intervals, around, manifest.get("roofline"))
     facts += _next(manifest, scenario, slo, verbose)
@@ -107,6 +107,17 @@ def verdict_lines(
     if more:
         lines.append(f"{' ' * (len(mark) + 2)}{' '.join(more)}")
     return lines
+
+
+def _window(
+    result: "Summary", intervals: Mapping[str, "Interval"], manifest: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What of the run counts, where that is a window after a warm-up."""
+    if "window" not in manifest:
+        return []
+    before, seen = manifest["workload"]["measured"]["warm_up"], _values(intervals)("normalised_interactivity.p90")
+    text = f"{number(result.window.seconds)} s after {before:,} requests of warm-up: {result.total:,} requests"
+    return [("measured", text), ("interactivity", f"{seen} tok/s from sending to the last token (P90)")]
 
 
 def _assumed(manifest: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Clients: requests that come at a time of their own, or when others have left: those that they wait for, or those
 whose place in flight, or whose session's place in play, they take."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from windtunnel.core.records import (
     ADMITTED,
     AGAIN,
     CAME,
+    ENDED,
     GATE_HEAD,
     GATE_TAIL,
     GONE,
+    IDLE_GAP,
     IN_FLIGHT,
     IN_PLAY,
     LANES,
@@ -37,7 +40,10 @@ def waits_of(demand: Any) -> Waits:
     waiting = np.repeat(np.arange(n), np.diff(offsets))
     order = np.lexsort((waiting, parents))
     first = np.searchsorted(parents[order], np.arange(n + 1)).astype(np.int64)
-    return Waits(np.diff(offsets).astype(np.int64), first, waiting[order].astype(np.int64))
+    left = np.diff(offsets).astype(np.int64)
+    if demand.measured is not None:
+        left[demand.measured.opening] += 1
+    return Waits(left, first, waiting[order].astype(np.int64))
 
 
 def play_of(demand: Any) -> Play:
@@ -71,6 +77,35 @@ def first_of_sessions(demand: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]
         return rows
     play = play_of(demand)
     return rows[~np.isin(rows, play.rows)]
+
+
+def stops(state: State, demand: Any, course: Array, arrivals: NDArray[np.int64]) -> Iterator[float]:
+    """Up to when the loop goes on, each time: to the end; or until the warm-up has drained, to the end of the window
+    that opens then, and until what is in flight has ended."""
+    yield np.inf
+    if demand.measured is None:
+        return
+    opened, opening = float(state.clocks[ENDED]), demand.measured.opening
+    state.clocks[IDLE_GAP] = demand.measured.idle_gap
+    state.waits.left[opening] -= 1
+    released = opening[state.waits.left[opening] == 0]
+    _let_come(state, released, opened + state.think_time[released])
+    yield opened + demand.measured.seconds
+    # nobody comes any more but those who are on their way to a lane
+    course[CAME] = len(arrivals)
+    state.waits.left[:] = len(state.waits.left) + 1
+    state.play.counts[QUEUE_HEAD] = state.counters[GATE_HEAD] = NONE
+    known = state.releases[: state.counters[RELEASES]]
+    kept = known[np.isin(state.requests["state"][known["request"]], (ROUTED_AHEAD, AGAIN))]
+    _let_come(state, kept["request"], kept["time"])
+    yield np.inf
+
+
+def _let_come(state: State, rows: NDArray[np.int64], times: NDArray[np.float64]) -> None:
+    """These are the releases that are known: in order they are a heap."""
+    order, count = np.lexsort((rows, times)), len(rows)
+    state.counters[RELEASES] = count
+    state.releases["time"][:count], state.releases["request"][:count] = times[order], rows[order]
 
 
 @part
@@ -113,7 +148,15 @@ def pop_release(state: State) -> None:
 
 @part
 def next_client(state: State, course: Array, arrivals: Array) -> tuple[float, int]:
-    """When the next client's request comes, and which; (infinite, NONE) if none is known to."""
+    """When the next client's request comes, and which; (infinite, NONE) if none is known to.
+
+    Where nothing is in flight, all come as much earlier as the next one waits longer than IDLE_GAP.
+    """
+    latest = state.clocks[ENDED] + state.clocks[IDLE_GAP]
+    if latest < np.inf and state.counters[IN_FLIGHT] == 0 and state.counters[RELEASES] > 0:
+        early = max(state.releases[0].time - latest, 0.0)
+        for k in range(state.counters[RELEASES]):  # the order of the heap stays
+            state.releases[k].time -= early
     time, r = np.inf, NONE
     if course[CAME] < len(arrivals):
         r = arrivals[course[CAME]]
@@ -166,7 +209,7 @@ def wants_place(state: State, r: int, limit: int) -> bool:
 def complete(state: State, r: int, time: float) -> None:
     """A request has ended: those that waited for it last come after their think times, and its place is free for one
     that arrives a turnaround later."""
-    waits = state.waits
+    waits, state.clocks[ENDED] = state.waits, time
     for k in range(waits.first[r], waits.first[r + 1]):
         following = waits.rows[k]
         waits.left[following] -= 1

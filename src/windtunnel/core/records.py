@@ -154,6 +154,8 @@ ROW: Fields = [
     ("used_blocks", np.int32),
     ("waiting", np.int32),
     ("discarded", np.int32),
+    ("unfilled", np.int16),  # of a folded row: tokens that its blocks have room for (core.log)
+    ("paused", np.int8),  # whether the group's step before it had ended earlier
     ("transfer", np.float64),  # seconds that the step takes longer than its batch
 ]
 
@@ -185,10 +187,10 @@ whether anything follows when a request leaves a lane; whether routers look at h
 everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
 loop's ``until`` are those from ASKED to before LAST."""
 
-LOOKED_AT, HANDED, HALTS, SENT, NUM_CLOCKS = range(5)
+LOOKED_AT, HANDED, HALTS, SENT, ENDED, IDLE_GAP, NUM_CLOCKS = range(7)
 """Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
 lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
-which did not arrive then."""
+which did not arrive then; when a request ended last; how long nothing may be in flight while requests are to come."""
 
 LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
 """Entries of ``Play.counts``: sessions in play at most, and now; the two ends of the queue of the others."""

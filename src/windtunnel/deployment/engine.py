@@ -52,6 +52,9 @@ class Engine:
     """Stages of layers, one after the other."""
     data_parallel_size: int = 1
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
+    decode_context_parallel_size: int = 1
+    """GPUs of those that share every layer over which the cached tokens of a request are spread, where they would all
+    hold the same (latent attention, fewer KV heads than GPUs)."""
     enable_expert_parallel: bool = False
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
@@ -141,6 +144,10 @@ class Engine:
     states_per_request: int | None = None
     """States of recurrent layers that are set aside for each request that runs. None: the engine's: one, and with
     cached prefixes three in SGLang; its ``extra_buffer`` has five, vLLM's ``mamba_cache_mode`` ``align`` two."""
+    max_loras: int = 0
+    """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
+    max_lora_rank: int = 16
+    """Rank that there is room for in each."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -157,8 +164,8 @@ class Engine:
         object.__setattr__(self, "preset", preset(self.preset).name)
         if self.quantization == AS_STORED:
             object.__setattr__(self, "quantization", None)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            self._require_integer(name, 1)
+        for name in ("tensor", "pipeline", "data", "decode_context"):
+            self._require_integer(f"{name}_parallel_size", 1)
         self._check_around()
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
@@ -209,7 +216,8 @@ class Engine:
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
-        self._require_integer("num_redundant_experts", 0)
+        for name, least in (("num_redundant_experts", 0), ("max_loras", 0), ("max_lora_rank", 1)):
+            self._require_integer(name, least)
         for name in ("states_per_request", "prompt_graph_tokens"):
             self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio

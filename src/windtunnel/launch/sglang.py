@@ -54,6 +54,7 @@ def settings(asked: Asked) -> Settings:
     engine: dict[str, Any] = {
         "tensor_parallel_size": gpus // together,
         "pipeline_parallel_size": asked.integer("pp-size"),
+        "decode_context_parallel_size": asked.integer("dcp-size"),
         "data_parallel_size": together if together > 1 else (apart if dense and apart > 1 else None),
         "max_model_len": asked.integer("context-length"),
         "max_num_seqs": _shared(asked.integer("max-running-requests"), together),

@@ -20,7 +20,7 @@ from windtunnel.metrics.usage import (
     uncertainty,
     usage,
 )
-from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
+from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window, window_of
 
 __all__ = [
     "LATENCIES",
@@ -71,5 +71,6 @@ __all__ = [
     "usage",
     "verdicts",
     "waits",
+    "window_of",
     "work",
 ]

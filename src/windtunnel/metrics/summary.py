@@ -19,7 +19,7 @@ from windtunnel.metrics.pools import PoolUsage, pool_usage, pools_json
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import SOURCES, Usage, cost_usd, time_share, usage
-from windtunnel.metrics.window import Window, measured_window
+from windtunnel.metrics.window import Window, window_of
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
 SCHEMA_VERSION = 1
@@ -28,6 +28,8 @@ MOSTLY_MODELLED = 0.2
 """Share of the batch time beyond the kernel data above which the summary carries a warning."""
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """The latencies of the JSON document, in its order."""
+INTERACTIVITY = (50, 90, 99)
+"""Percentiles at which it says how many tokens a second users see."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +131,7 @@ def summary(
     """
     slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
-    window = measured_window(run.requests, steps.ends, exclude_warmup)
+    window = window_of(run, steps.ends, exclude_warmup)
     requests, metrics = run.requests, request_metrics(run.requests)
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
@@ -188,7 +190,7 @@ def _latencies(steps: Steps, window: Window, metrics: RequestMetrics, names: Seq
 def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
     """What of ``summary_json`` a benchmarking client sees: latencies and throughputs, at half the work of all."""
     steps = unroll(run)
-    document: dict[str, Any] = clean(_client(steps, measured_window(run.requests, steps.ends, exclude_warmup)))
+    document: dict[str, Any] = clean(_client(steps, window_of(run, steps.ends, exclude_warmup)))
     return document
 
 
@@ -196,7 +198,7 @@ def goal_json(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False)
     """The same with what the requests make of a goal and what they cost: goodput, attainment and
     cost_per_million_output_tokens."""
     steps = unroll(run)
-    window = measured_window(run.requests, steps.ends, exclude_warmup)
+    window = window_of(run, steps.ends, exclude_warmup)
     found, finished = _client(steps, window), run.requests.status == FINISHED
     good = good_requests(request_metrics(run.requests), finished, slo)
     arrived, ended = window.holds(run.requests.arrival), finished & window.holds(run.requests.finish)
@@ -252,6 +254,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
             "energy_wh": used.energy_wh,
             "max_wait": result.max_wait,
             "normalised_latency": result.latencies["normalised"].mean,
+            "normalised_interactivity": interactivity(result),
             "batch_size": used.batch_size,
             "idle_seconds": used.idle_seconds,
             "phase_share": dict(used.phases),
@@ -278,6 +281,13 @@ def summary_json(result: Summary) -> dict[str, Any]:
         }
     )
     return document
+
+
+def interactivity(result: Summary) -> dict[str, float]:
+    """Tokens per second that a user sees from sending to the last token: 1 / the percentile of the normalised latency,
+    as AgentX reports it (P90; the percentile comes first)."""
+    slow = result.latencies["normalised"].percentiles(INTERACTIVITY).tolist()
+    return {f"p{percent}": 1 / value if value > 0 else NAN for percent, value in zip(INTERACTIVITY, slow, strict=True)}
 
 
 def _of_pools(result: Summary) -> dict[str, Any]:

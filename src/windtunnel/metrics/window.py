@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.simulate.run import Requests
+from windtunnel.simulate.run import Requests, Run
 
 Floats = NDArray[np.float64]
 
@@ -52,6 +52,14 @@ def measured_window(requests: Requests, ends: Floats, exclude_warmup: bool = Fal
     """
     trimmed = trimmed_window(requests.arrival) if exclude_warmup else None
     return trimmed or Window(*span(requests, ends), False)
+
+
+def window_of(run: Run, ends: Floats, exclude_warmup: bool = False) -> Window:
+    """The window of a run: that of its load, where this has one; else as ``measured_window``."""
+    if "window" in run.manifest:
+        start, end = run.manifest["window"]
+        return Window(start, end, True)
+    return measured_window(run.requests, ends, exclude_warmup)
 
 
 def trimmed_window(arrival: Floats) -> Window | None:

@@ -32,6 +32,9 @@ class Attention(Mixer):
     """It attends to keys and values of an earlier layer and caches none (Gemma-4's small models)."""
     rotary: bool = True
     """Queries and keys are rotated by their positions, where the model has no table of them."""
+    context_parts: int = 1
+    """GPUs over which tokens of the cache are spread that would hold the same ones otherwise (decode context
+    parallelism)."""
 
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:
@@ -63,11 +66,16 @@ class Attention(Mixer):
         return 0 if self.shares_cache else self._read_elements(tensor_parallel_size)
 
     def _read_elements(self, tensor_parallel_size: int) -> int:
-        return self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+        each = self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+        return -(-each // self.context_parts)
 
     def reads(self, kv_bytes: int, tensor_parallel_size: int) -> Iterator[tuple[int, float, float]]:
         """Its window; the cache of an earlier layer is read like its own."""
         yield self.window, self.flops_per_context_token(), kv_bytes * self._read_elements(tensor_parallel_size)
+
+    def spread_over(self, tensor_parallel_size: int) -> int:
+        """GPUs that hold the same KV heads."""
+        return 1 if self.window or self.index_dtypes else max(1, tensor_parallel_size // self.num_kv_heads)
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one query token per token of context, all heads: 2·head_dim for QKᵀ, 2·v_head_dim for PV."""
@@ -107,6 +115,9 @@ class MLA(Mixer):
     """A gate as wide as the values of all heads, projected from the hidden state, multiplies the output (Kimi-K3)."""
     index_dtype: str = "fp8"
     """Of the indexer's cached keys: ``fp8`` or ``mxfp4``."""
+    context_parts: int = 1
+    """GPUs over which tokens of the cache are spread that would hold the same ones otherwise (decode context
+    parallelism)."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -128,8 +139,13 @@ class MLA(Mixer):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - every GPU keeps the whole latent vector
-        """Cached numbers per token on one GPU: the latent vector and the rotary key, on every GPU alike."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        """Cached numbers per token on one GPU: the latent vector and the rotary key, on every GPU alike, unless tokens
+        are spread over them."""
+        return -(-(self.kv_lora_rank + self.qk_rope_head_dim) // self.context_parts)
+
+    def spread_over(self, tensor_parallel_size: int) -> int:
+        """All GPUs hold the latent vector."""
+        return 1 if self.index_top_k else tensor_parallel_size
 
     @property
     def index_bytes_per_token(self) -> int:

@@ -47,6 +47,10 @@ class Mixer(ABC):
         """Cached numbers per token on one GPU."""
         return 0
 
+    def spread_over(self, tensor_parallel_size: int) -> int:  # noqa: ARG002 - for kinds whose cache is repeated
+        """Most GPUs that the tokens of its cache can be spread over; 0: it caches none."""
+        return 0
+
     @property
     def index_dtypes(self) -> tuple[str, ...]:
         """Types that the keys of its index can be kept in (``index_dtype``); none where it has no index."""

@@ -174,6 +174,27 @@ class Model:
             layers.append((count, replace(layer, attention=replace(mixer, index_dtype=dtype)) if own else layer))
         return replace(self, layers=tuple(layers))
 
+    def with_context_parts(self, parts: int, tensor_parallel_size: int) -> "Model":
+        """The same model whose cached tokens are spread over so many GPUs that would repeat them.
+
+        Raises InputError where they would not.
+        """
+        layers, most = [], 0
+        for count, layer in self.layers:
+            mixer: Any = layer.attention
+            spread = mixer.spread_over(tensor_parallel_size) if mixer is not None else 0
+            caches = mixer is not None and (mixer.kv_elements_per_token() or mixer.held_spans)
+            if caches and (not spread or spread % parts):
+                raise InputError(
+                    f"decode_context_parallel_size={parts}: must divide the GPUs that hold the same KV of a token, "
+                    f"{max(spread, 1)} for {self.name} with tensor_parallel_size={tensor_parallel_size}"
+                )
+            most = max(most, spread)
+            layers.append((count, replace(layer, attention=replace(mixer, context_parts=parts)) if caches else layer))
+        if not most:
+            raise InputError(f"decode_context_parallel_size={parts}: {self.name} caches no tokens; leave it out")
+        return replace(self, layers=tuple(layers))
+
     def with_quantization(self, quantization: Quantization | None) -> "Model":
         """This model with other stored weights."""
         return replace(self, quantization=quantization)

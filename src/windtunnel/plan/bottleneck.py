@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics import Steps, Usage, group_share, measured_window, unroll, usage
+from windtunnel.metrics import Steps, Usage, group_share, unroll, usage, window_of
 from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ class Rows:
     @cached_property
     def used(self) -> Usage:
         """What the GPUs did without warm-up and drain."""
-        return usage(self.steps, measured_window(self.steps.run.requests, self.steps.ends, exclude_warmup=True))
+        return usage(self.steps, window_of(self.steps.run, self.steps.ends, exclude_warmup=True))
 
     @cached_property
     def groups(self) -> dict[str, float]:
@@ -99,7 +99,7 @@ Rule = Callable[[Rows], Finding | None]
 def bottlenecks(run: Run, *, steps: Steps | None = None) -> tuple[Finding, ...]:
     """What limits a run, the most telling first; empty for a run without a step. ``steps`` is the unrolled log, if the
     caller has it already."""
-    rows = Rows(steps or unroll(run))
+    rows = Rows((steps or unroll(run)).unfolded)
     if len(run.iterations.steps) == 0 or not rows.active.any():
         return ()
     found = [found for rule, least in RULES.items() if (found := rule(rows)) is not None and found.share >= least]

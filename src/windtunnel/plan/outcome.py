@@ -16,7 +16,6 @@ from windtunnel.metrics import (
     Window,
     clean,
     good_requests,
-    measured_window,
     output_tokens,
     queue_growth,
     request_metrics,
@@ -25,6 +24,7 @@ from windtunnel.metrics import (
     unroll,
     usage,
     verdicts,
+    window_of,
 )
 from windtunnel.plan.question import Question
 from windtunnel.simulate.run import FINISHED, Requests, Run
@@ -113,12 +113,13 @@ class Outcome:
 
 def measure(run: Run, question: Question, rate: float, *, stopped: bool = False) -> Outcome:
     """Measure a run at ``rate``, without warm-up and drain: requests that arrive after the first tenth of the arrival
-    span; in lanes, until the last session takes its place, after which fewer are in play."""
+    span; in lanes, until the last session takes its place, after which fewer are in play; of AgentX, its window."""
     steps = unroll(run)
     arrival = run.requests.arrival
-    if question.in_lanes:
+    if question.in_lanes and question.replay is None:
         arrival = arrival[~waiting_rows(question.at(rate).waits)]
-    window = trimmed_window(arrival) or measured_window(run.requests, steps.ends)
+    trimmed = trimmed_window(arrival) if question.replay is None else None
+    window = trimmed or window_of(run, steps.ends)
     measured = window.holds(run.requests.arrival)
     latencies = _latencies(steps, window, measured)
     good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)

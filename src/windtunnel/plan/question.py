@@ -16,6 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf import require_source
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate, repeat, with_lanes, with_sessions
+from windtunnel.workload.agents.agentx import Rules, agentx
 
 TURNS_OF_LANE, SESSIONS_OF_TRIAL = 3, 60
 """Sessions of a trial for each lane, since few would measure how they begin and end; and at least, where there are
@@ -51,6 +52,8 @@ class Question:
     """Share of measured servers on which the answer is to hold; None: as simulated."""
     draws: tuple[tuple[int, Workload], ...] = ()
     """Other draws of the load, seed and requests, under which the limits must hold as well."""
+    replay: Rules | None = None
+    """Of AgentX, which plays the load's sessions in as many lanes as are asked for; None: they are played in order."""
     in_lanes: bool = False
     """Whether loads are numbers of sessions in play (lanes) instead of requests per second."""
 
@@ -85,11 +88,14 @@ class Question:
 
     def at(self, rate: float) -> Workload:
         """The requests at this mean rate; infinite: all at once. In lanes: this number of sessions in play, of three
-        times that number or more."""
+        times that number or more, or as AgentX plays them."""
         if not self.in_lanes:
             return at_rate(self.workload, rate)
-        key = f"{self.workload.digest} {rate!r}"
-        if key not in _in_play:
+        key = f"{self.workload.digest} {rate!r} {self.replay} {self.seed}"
+        if key not in _in_play and self.replay is not None:
+            _in_play.clear()
+            _in_play[key] = agentx(self.workload, self.replay, math.floor(rate), self.seed)
+        elif key not in _in_play:
             wanted = max(TURNS_OF_LANE * math.floor(rate), SESSIONS_OF_TRIAL)
             found = repeat(self.workload, math.ceil(TURNS_OF_LANE * rate / self._sessions))
             _in_play.clear()
@@ -150,6 +156,7 @@ class Question:
             "confidence": self.confidence,
             "draws": [seed for seed, _ in self.draws],
             **({"in_lanes": True} if self.in_lanes else {}),
+            **({"replay": asdict(self.replay)} if self.replay else {}),
         }
 
     @cached_property
@@ -158,4 +165,5 @@ class Question:
         parts: tuple[Any, ...] = (self.workload.digest, asdict(self.slo), self.attainment, *self._times, self.seed)
         parts += tuple((seed, workload.digest) for seed, workload in self.draws)
         parts += ("in lanes",) if self.in_lanes else ()
+        parts += (repr(self.replay),) if self.replay else ()
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -27,6 +27,7 @@ SWITCHES = tuple(name for name in SIMPLE.values() if name in BOTH_SIDES - BY_RUL
 SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
     "all2all_backend": (GATHERED,),
     "enable_dbo": (False,),
     "dtype": ("auto",),
@@ -38,6 +39,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (1,),
+    "max_loras": (0,),
+    "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
@@ -46,6 +49,7 @@ DEEPEP_MODES = {backend: mode for mode, backend in MODES.items()}
 SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
 OF_FRONT = {
+    "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
     "api_server_count": 1,
@@ -120,6 +124,8 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
+    if engine.get("max_loras"):
+        words.append("--enable-lora")
     if engine.get("states_per_request") == ALIGNED_STATES:
         words += ["--mamba-cache-mode", ALIGNED]
     if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":

@@ -12,6 +12,7 @@ from windtunnel.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from windtunnel.workload import Arrivals, Both, Workload
+    from windtunnel.workload.agents.agentx import Rules
     from windtunnel.workload.lengths import OneLength
 
 TRACE = "azure-conv"
@@ -48,9 +49,14 @@ class Load:
     columns: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     """Which columns of a CSV file or keys of JSON lines hold what: ``arrival=start_time,prompt_tokens=in,…``;
     ``arrival_ms`` for milliseconds. Others are left out."""
-    answers: Literal["live", "recorded"] = "live"
-    """What later prompts of a session hold: what the server answered, so that it finds its own answers in the cache, or
-    answers that were recorded, as AgentX replays them."""
+    replay: str | None = None
+    """How a trace of agents' sessions is replayed in lanes: ``agentx`` as InferenceX does, ``agentx-mvp``,
+    ``agentx-aiperf`` or ``agentx-aisimulate``, other published versions. Only its window counts."""
+    benchmark_duration: float | None = None
+    """Seconds of that window: 3600 or 1800 by the version."""
+    answers: Literal["live", "recorded"] | None = None
+    """What later prompts of a session hold: what the server answered, so that it finds its own answers in the cache
+    (the default), or answers that were recorded, as AgentX replays them."""
     request_rate: float | None = None
     """Requests per second, newly drawn; inf: all at once. Without it a trace keeps its times, others arrive at once."""
     burstiness: float = 1.0
@@ -87,7 +93,8 @@ class Load:
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
-    """Longest request, prompt and output together: longer ones are cut, both in proportion."""
+    """Longest request, prompt and output together: longer ones are cut, both in proportion. With replay, sessions that
+    have one are left out, as AIPerf's --max-context-length does."""
     predict_outputs: str | None = None
     """What schedulers that decide by lengths are told of outputs: oracle, noisy:SIGMA, classes:SIZE[:WRONG], others, or
     a function of yours (FILE.py:NAME). It becomes the declared limit, at least the real output, and prompt plus
@@ -122,6 +129,7 @@ class Load:
             raise InputError("prefix_hit_rate and shared_prefix: both say what prompts share: leave one out")
         self._check_source()
         self._check_times()
+        self._check_driver()
 
     def _check_source(self) -> None:
         if self.columns and self.trace is None:
@@ -154,6 +162,21 @@ class Load:
             raise InputError(f"think_time={self.think_time:g}: is between the turns of sessions: add random_turns")
         if self.is_random:
             self._lengths(INPUT_LEN)
+
+    def _check_driver(self) -> None:
+        if self.replay is None:
+            if self.benchmark_duration is not None:
+                raise InputError(f"benchmark_duration={self.benchmark_duration:g}: is of AgentX: add replay=agentx")
+            return
+        from windtunnel.workload.agents.agentx import rules_of
+
+        rules_of(self.replay)
+        if not self.from_file:
+            raise InputError(f"replay={self.replay}: replays recorded sessions: add trace, a folder of them")
+        wrong = {"ramp_up_strategy": None, "request_rate": None, "time_scale": 1.0, "repeat": 1, "copies": 1}
+        for name, default in wrong.items():
+            if getattr(self, name) != default:
+                raise InputError(f"{name}: replay={self.replay} has its own order and times: leave it out")
 
     def _check_times(self) -> None:
         if self.request_rate is not None and not self.request_rate > 0:
@@ -205,7 +228,7 @@ class Load:
     @property
     def varies(self) -> bool:
         """Whether another seed gives other requests."""
-        return self.redraws or not self.from_file or self.max_shift > 0
+        return self.redraws or not self.from_file or self.max_shift > 0 or self.replay is not None
 
     def for_trials(self, rate: float | None) -> "Load":
         """The load with as many requests as a trial at this rate needs, and with arrivals where it has none.
@@ -239,9 +262,9 @@ class Load:
         from windtunnel.workload import cut_to, with_lanes, with_recorded_answers, with_think_time_at_most
 
         found = self._random(seed) if self.is_random else self._trace(seed)
-        if self.answers == "recorded":
+        if self.answers_told == "recorded":
             found = with_recorded_answers(found)
-        if self.max_request_tokens is not None:
+        if self.max_request_tokens is not None and self.replay is None:
             found = cut_to(found, self.max_request_tokens)
         found = self._assumed(found)
         if self.predict_outputs is not None:
@@ -251,11 +274,41 @@ class Load:
         lanes = self.lanes
         if lanes is None and found.after is not None and not found.duration and self.from_file:
             lanes = self.max_concurrency
-        if lanes is not None:
+        if self.replay is not None:
+            found = self._driven(found, lanes or self.max_concurrency, seed)
+        elif lanes is not None:
             found = with_lanes(found, lanes)
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
+
+    @property
+    def answers_told(self) -> Literal["live", "recorded"]:
+        """What later prompts hold."""
+        return self.answers or ("live" if self.replay is None else "recorded")
+
+    def _driven(self, corpus: "Workload", lanes: int | None, seed: int) -> "Workload":
+        from windtunnel.workload.agents.agentx import agentx
+
+        if lanes is None:
+            raise InputError(f"replay={self.replay}: keeps a number of sessions in play: add lanes")
+        rules = self.rules
+        assert rules is not None
+        return agentx(corpus, rules, lanes, seed)
+
+    @property
+    def rules(self) -> "Rules | None":
+        """Of AgentX; None: the load is replayed as it is."""
+        from windtunnel.workload.agents.agentx import rules_of
+
+        if self.replay is None:
+            return None
+        return rules_of(self.replay, self.benchmark_duration, self.max_request_tokens)
+
+    @property
+    def corpus(self) -> "Load":
+        """The sessions that are replayed, as a load."""
+        return replace(self, replay=None, benchmark_duration=None, max_request_tokens=None, answers=self.answers_told)
 
     @property
     def assumes(self) -> bool:
@@ -357,7 +410,7 @@ class Load:
         if "/" not in trace and "." not in trace and not Path(trace).exists():
             raise unknown("trace", trace, builtin_names())
         drawn = AllAtOnce() if self.redraws else None
-        found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns(), answers=self.answers)
+        found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns(), answers=self.answers_told)
         if self.num_prompts is None:
             return found
         if self.num_prompts > len(found):

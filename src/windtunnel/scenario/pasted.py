@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windtunnel.deployment.pools import ROLES
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.launch import Reading, Word, read_line, read_source
 from windtunnel.launch.line import is_placeholder
 from windtunnel.scenario.pools import ENGINE_WORDS, OWN_WORDS
-from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.scenario.scenario import Scenario, vary, words_of
 from windtunnel.scenario.words import WORDS, written
 
 OF_POOLS = {*ENGINE_WORDS, *OWN_WORDS}
@@ -32,6 +33,11 @@ class Pasted:
     def used(self) -> tuple[Word, ...]:
         """Flags that are simulated."""
         return tuple(word for reading in self.readings for word in reading.used)
+
+    @property
+    def ignored(self) -> tuple[Word, ...]:
+        """Flags that change neither time nor memory."""
+        return tuple(word for reading in self.readings for word in reading.ignored)
 
     @property
     def not_simulated(self) -> tuple[Word, ...]:
@@ -170,6 +176,20 @@ def _several(readings: Sequence[Reading]) -> dict[str, Any]:
 
 def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def alternatives(texts: Sequence[str], model: str | None = None) -> list[Pasted]:
+    """Lines of whole servers to set side by side; none where there are fewer than two, or they are sides of one."""
+    found = [read_pasted([text], model) for text in texts] if len(texts) > 1 else []
+    sides = any("role " in word.flag for each in found for word in each.not_simulated)
+    return [] if sides or any(role in each.words for each in found for role in ROLES) else found
+
+
+def changed_words(line: Pasted, other: Pasted) -> dict[str, Any]:
+    """What makes another line of one: its words where they differ, and defaults for those that it leaves out."""
+    usual = words_of(Scenario())
+    wanted = {key: other.words.get(key, usual[key]) for key in (*line.words, *other.words)}
+    return {key: value for key, value in wanted.items() if value != line.words.get(key, usual[key])}
 
 
 def scenario_of(pasted: Pasted) -> Scenario:

@@ -19,6 +19,7 @@ from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
@@ -35,6 +36,7 @@ from windtunnel.simulate.disaggregation import (
     routers_of,
 )
 from windtunnel.simulate.looks import seen_late
+from windtunnel.simulate.measured import within
 from windtunnel.simulate.notes import about_load, about_the_unfinished
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
 from windtunnel.simulate.run import (
@@ -101,10 +103,9 @@ def simulate(
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
-    notes += [*said, *about_the_unfinished(requests, fleet)]
-    if client:
-        requests = at_client(requests, workload, delays, client)
-    return Run(
+    notes += [*said, *(about_the_unfinished(requests, fleet) if workload.measured is None else ())]
+    requests = at_client(requests, workload, delays, client) if client else requests
+    run = Run(
         requests=requests,
         iterations=Iterations.of(record.rows),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
@@ -115,6 +116,7 @@ def simulate(
         doubts=tuple(table.doubts for table in tables),
         handovers=handovers_of(requests, record, fleet) if isinstance(record, handover.Handed) else None,
     )
+    return run if workload.measured is None else within(run, workload.measured)
 
 
 def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
@@ -149,16 +151,22 @@ def _record(
     """What happened, and what to say of it."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     changes = any(fleet.scaling) or bool(fleet.failures)
+    if demand.measured is not None and (between or changes):
+        raise InputError(
+            "replay: AgentX's window is not simulated where prefill and decode are apart, or replicas come and go: use "
+            "mixed pools that stay, or the trace with lanes"
+        )
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
         if changes:
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
-            handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
+            handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked, folds=True)
         return handed, about_waits(crossing.rules, handed)
-    run = run_service if changes else run_core
-    return run(fleet, demand, numbers[0], uniforms[0]), []
+    if changes:
+        return run_service(fleet, demand, numbers[0], uniforms[0]), []
+    return run_core(fleet, demand, numbers[0], uniforms[0], folds=True), []
 
 
 def router_stream(seed: int) -> np.random.Generator:
@@ -307,6 +315,7 @@ def demand_of(workload: Workload, fleet: Fleet, reserved: int = 0) -> tuple[Dema
         after=workload.after,
         sessions=workload.session,
         lanes=workload.lanes,
+        measured=workload.measured,
         think_time=workload.think_time,
         max_concurrency=workload.max_concurrency,
         max_tokens=np.minimum(workload.max_tokens, room),

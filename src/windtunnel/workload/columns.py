@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from windtunnel.errors import InputError
 from windtunnel.workload import graph, rules, texts
+from windtunnel.workload.agents.measured import Measured
 from windtunnel.workload.graph import Edges
 from windtunnel.workload.rules import Floats, HashIds, Integers
 from windtunnel.workload.texts import Begins
@@ -55,11 +56,16 @@ class Workload:
     begins: Begins | None = None
     """With which row's text, prompt and then answer, each prompt begins, and with how many tokens of it, as (rows,
     tokens), -1 and 0 if with none; None: nothing is shared but what hash_ids say."""
+    system_tokens: Integers | None = None
+    """How many tokens at the beginning of each prompt are the same whenever its session is played: tools and system
+    prompt. Only AgentX asks. None: not known, taken as 0."""
     lanes: int = 0
     """At most so many sessions in play: one takes a place with its first release and gives it back when all its rows
     have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
     """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    measured: Measured | None = None
+    """What of a run counts, where that is a window after a warm-up; None: all of it."""
     asked_rate: float = 0.0
     """Requests per second that the arrivals were drawn for; 0: they have no other rate than their own."""
     burstiness: float = 0.0
@@ -114,6 +120,7 @@ class Workload:
         hash_block_size: int = 0,
         after: Edges | Sequence[Sequence[int] | None] | None = None,
         begins: Begins | Sequence[int | Sequence[int] | None] | None = None,
+        system_tokens: npt.ArrayLike | None = None,
         lanes: int = 0,
         max_concurrency: int = 0,
         name: str = "workload",
@@ -144,14 +151,16 @@ class Workload:
         rules.check_values(columns, later)
         shared = texts.begins_with(begins, columns["prompt_tokens"], outputs)
         hashes = rules.ragged(hash_ids, rows)
+        system = None if system_tokens is None else rules.integers("system_tokens", system_tokens, rows)
         order = _order(columns["arrival"], columns["session"], later, sort, waits is not None)
         if order is not None:
             rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
             columns = {key: column[order] for key, column in columns.items()}
             hashes, waits = take_hashes(hashes, order), graph.taken(waits, order)
-            shared = texts.taken(shared, order)
+            shared, system = texts.taken(shared, order), None if system is None else system[order]
             columns["arrival"][graph.waiting_rows(waits or graph.chains(columns["session"]))] = np.nan
         columns |= {"hash_ids": hashes, "hash_block_size": hash_block_size, "after": waits, "begins": shared}
+        columns["system_tokens"] = system
         return cls(**columns, lanes=lanes, max_concurrency=max_concurrency, name=name, notes=tuple(notes))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -201,6 +210,9 @@ class Workload:
             state.update(np.ascontiguousarray(column).tobytes())
         if self.lanes:
             state.update(f"lanes {self.lanes}".encode())
+        if self.measured is not None:
+            state.update(repr(self.measured.spec()).encode())
+            state.update(self.measured.opening.tobytes())
         return state.hexdigest()
 
     def spec(self) -> dict[str, Any]:
@@ -221,6 +233,7 @@ class Workload:
             "hash_block_size": self.hash_block_size,
             "max_concurrency": self.max_concurrency,
             **({"lanes": self.lanes} if self.lanes else {}),
+            **({"measured": self.measured.spec()} if self.measured else {}),
             "notes": list(self.notes),
             "digest": self.digest,
         }
@@ -234,6 +247,10 @@ class Workload:
         kept: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
         settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in COLUMNS}
         settings["hash_ids"] = take_hashes(self.hash_ids, rows)
+        if self.system_tokens is not None:
+            settings["system_tokens"] = self.system_tokens[rows]
+        if self.measured is not None:
+            settings["measured"] = self.measured.taken(rows)
         settings["after"], settings["begins"] = graph.taken(self.after, rows), texts.taken(self.begins, rows)
         return Workload(**kept, **settings)
 

@@ -167,8 +167,10 @@ def _head(workload: Workload) -> dict[str, Any]:
 def save(workload: Workload, path: str | Path) -> None:
     """Write ``.parquet`` or, under any other name, JSON lines. The file appears whole or not at all.
 
-    Raises InputError when the place cannot be written to.
+    Raises InputError when the place cannot be written to, and for a load of which a window counts.
     """
+    if workload.measured is not None:
+        raise InputError("replay: a file of requests has no window: write the sessions, and replay them")
     with whole_file(Path(path)) as file:
         if Path(path).suffix == ".parquet":
             _write_parquet(workload, file)

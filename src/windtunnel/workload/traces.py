@@ -12,7 +12,8 @@ import numpy as np
 
 from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.files import parse_json
-from windtunnel.workload import agent_traces, csv_traces, graph, json_traces, own_files
+from windtunnel.workload import csv_traces, graph, json_traces, own_files
+from windtunnel.workload.agents import aiperf, guidellm, messages, weka
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
@@ -33,8 +34,14 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "lengths": (csv_traces.read_lengths, csv_traces.LENGTHS, csv_traces.VIDUR_MORE),
     "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
+CONVERSATIONS = {
+    "guidellm": (guidellm.is_guidellm, guidellm.read_guidellm),
+    "aiperf": (aiperf.is_aiperf, aiperf.read_aiperf),
+}
+"""Lines that are conversations: format → whether it is one, and the reader."""
+OF_CONVERSATIONS, FIRST_BYTES = (b'"turns"', b'"orchestrator"', b'"prompt_0"'), 1 << 16
 JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
-FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse", "messages")
+FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse", "messages", "aiperf", "guidellm")
 
 
 def load_trace(
@@ -119,8 +126,8 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
     if wanted == "sharegpt" or (wanted is None and start == b"["):
         return json_traces.read_sharegpt(data)
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
-        return agent_traces.read_sessions([(path.name, _session(data))], answers)
-    if wanted in (*JSON_FORMATS, "ragpulse", "messages") or (wanted is None and start == b"{"):
+        return weka.read_sessions([(path.name, _session(data))], answers)
+    if wanted in (*JSON_FORMATS, "ragpulse", "messages", *CONVERSATIONS) or (wanted is None and start == b"{"):
         return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
@@ -129,7 +136,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
 def _read_folder(path: Path, answers: str) -> Columns:
     if (path / MEASURED).is_file():
         return json_traces.read_measured(_bytes(path / MEASURED), parse_json(_bytes(path / "run.json").decode()))
-    return agent_traces.read_sessions(_folder(path), answers)
+    return weka.read_sessions(_folder(path), answers)
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Any]]:
@@ -151,15 +158,15 @@ def _session(data: bytes, name: str = "") -> Any:
         document = from_json(data)
     except ValueError as error:
         raise InputError(f"{name}: is not JSON ({error})".removeprefix(": ")) from None
-    if not agent_traces.is_session(document):
-        keys = ", ".join(agent_traces.KEYS)
+    if not weka.is_session(document):
+        keys = ", ".join(weka.KEYS)
         raise InputError(f"{name}: is no session of an agent, an object with {keys}".removeprefix(": "))
     return document
 
 
 def _is_one_session(data: bytes) -> bool:
     """Whether a file is one JSON object in the form of an agent's session."""
-    return all(f'"{key}"'.encode() in data for key in agent_traces.KEYS) and agent_traces.is_session(_object(data))
+    return all(f'"{key}"'.encode() in data for key in weka.KEYS) and weka.is_session(_object(data))
 
 
 def _object(data: bytes) -> Any:
@@ -212,8 +219,13 @@ def _check_text(data: bytes) -> None:
 
 
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
-    if wanted == "messages" or (wanted is None and agent_traces.has_messages(data)):
-        return agent_traces.read_messages(json_traces.read_lines(data))
+    if wanted == "messages" or (wanted is None and messages.has_messages(data)):
+        return messages.read_messages(json_traces.read_lines(data))
+    if wanted in CONVERSATIONS or (wanted is None and any(word in data[:FIRST_BYTES] for word in OF_CONVERSATIONS)):
+        talks = json_traces.read_lines(data)
+        kinds = [kind for kind, (fits, _) in CONVERSATIONS.items() if fits(talks[0])]
+        if wanted or kinds:
+            return CONVERSATIONS[wanted or kinds[0]][1](talks)
     plain = json_traces.read_plain(data)
     if plain is not None:
         found = _plain_lines(*plain, wanted, hash_block_size)

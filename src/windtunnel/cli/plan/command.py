@@ -316,7 +316,7 @@ def _finish(
         if line is not None:
             show(wrapped(line.sentence))
             if line.helps:
-                show(table(("change", "your line", "better"), line.changes, left=3))
+                show(table(("change", "your line", "better"), line.shown, left=3))
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []
         loads = len(common.answers) if common else 1
@@ -346,7 +346,7 @@ def verdict_of(answers: "Sequence[SearchResult]", load: Load, wanted: Wanted) ->
     together, separate = answers
     seeds = range(load.seed, load.seed + wanted.seeds) if load.varies else ()
     with progress("comparing separate with together"):
-        return separate_or_together(separate, together, load.workload, seeds)
+        return separate_or_together(separate, together, load.corpus.workload, seeds)
 
 
 class Found(NamedTuple):
@@ -470,7 +470,7 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
             risky = riskier(answer, means.store, means.team)
     with progress("looking at the winner"):
         seeds = range(load.seed, load.seed + wanted.seeds)
-        advice = advise(answer, load.workload, seeds if load.varies and together is None else ())
+        advice = advise(answer, load.corpus.workload, seeds if load.varies and together is None else ())
     why = reasons(answer, doubted, space, means.store)
     surveyed: Sequence[Surveyed] = ()
     if kept.report is not None:
@@ -486,7 +486,7 @@ def assumption(answer: "SearchResult", load: Load) -> tuple[str, ...]:
     if not load.assumes:
         return ()
     with progress("looking at the load without shared prompts"):
-        said = with_nothing_shared(answer, load.with_nothing_assumed().workload())
+        said = with_nothing_shared(answer, load.with_nothing_assumed().corpus.workload())
     return (said,) if said else ()
 
 
@@ -509,9 +509,10 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
     from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
-    workload = load.workload()
+    workload = load.corpus.workload()
     return Question(
         workload,
+        replay=load.rules,
         slo=goals.limits(),
         attainment=goals.attainment or (NO_MINIMUM if wanted.of_goodput else ATTAINMENT),
         tolerance=wanted.tolerance,

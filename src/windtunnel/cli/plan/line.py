@@ -10,7 +10,7 @@ from windtunnel.cli.plan.flags import Available, Axes, Values, defaults, split
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.deployment import Deployment
+    from windtunnel.deployment import Deployment, Pool
     from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Space
 
@@ -47,6 +47,15 @@ class Judged(NamedTuple):
     changes: tuple[Change, ...]
     unit: str = "requests/s"
     """Of the rates; ``lanes`` of a load of sessions that all start at once."""
+    flags: tuple[Change, ...] = ()
+    """The changes of one server as flags of its engine."""
+
+    @property
+    def shown(self) -> tuple[Change, ...]:
+        """What to change, for people: flags, and what no flag of a server says."""
+        return (
+            (*(each for each in self.changes if each.name in FROM_SPACE), *self.flags) if self.flags else self.changes
+        )
 
     @property
     def saves(self) -> float:
@@ -87,7 +96,8 @@ class Judged(NamedTuple):
         """For JSON."""
         changes = [f"{change.name} {change.line} → {change.best}" for change in self.changes]
         found = {key: value for key, value in self._asdict().items() if key != "unit" or value == "lanes"}
-        found |= {"changes": changes, "saves": self.saves}
+        flags = [f"{change.name} {change.line} → {change.best}" for change in self.flags]
+        found |= {"changes": changes, "flags": flags, "saves": self.saves}
         return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()}
 
 
@@ -189,7 +199,33 @@ def judged(line: "Deployment | None", answer: "SearchResult") -> Judged | None:
     if line.router != best.router and best.replicas > 1:
         changes.append(Change("router", line.router, best.router))
     of_best, unit = (rate, best.price_per_hour, best.gpus), answer.question.unit
-    return Judged(found.rate, line.price_per_hour, line.gpus, *of_best, tuple(changes), unit)
+    flags = changed_flags(line.pools[0], best.pools[0])
+    return Judged(found.rate, line.price_per_hour, line.gpus, *of_best, tuple(changes), unit, flags)
+
+
+def changed_flags(pool: "Pool", other: "Pool") -> tuple[Change, ...]:
+    """Flags of the command that starts a server, and what they are for another one; none where no command starts
+    either."""
+    from windtunnel.launch import read_source
+    from windtunnel.report.serve_line import serve_line
+
+    texts = [serve_line(each.spec()) for each in (pool, other)]
+    if any(text.startswith("#") for text in texts):
+        return ()
+    (line,), (best,) = (read_source(text) for text in texts)
+    names = {**line.spelled, **best.spelled}
+    return tuple(
+        Change(name, _said(line.flags.get(flag)), _said(best.flags.get(flag)))
+        for flag, name in names.items()
+        if line.flags.get(flag) != best.flags.get(flag)
+    )
+
+
+def _said(value: Any) -> str:
+    """The value of a flag."""
+    if value is None:
+        return "not set"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def answered(answer: "SearchResult") -> list[str]:

@@ -87,4 +87,4 @@ def draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
     """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
     if not (wanted.finds_replicas(load) and load.varies):
         return ()
-    return tuple((seed, load.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))
+    return tuple((seed, load.corpus.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))

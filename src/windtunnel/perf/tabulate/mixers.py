@@ -14,10 +14,12 @@ from windtunnel.perf.kernel import STORED_BYTES
 from windtunnel.perf.kinds.attention import MASKED, PAGED, PerHead
 from windtunnel.perf.kinds.attention import Attention as AttentionKernel
 from windtunnel.perf.kinds.block_sparse_attention import BlockSparseAttention as BlockSparseKernel
+from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.compressed_attention import CompressedAttention as CompressedKernel
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.kimi_delta import KimiDelta
 from windtunnel.perf.kinds.latent_attention import LatentAttention, projections
+from windtunnel.perf.kinds.part_of_context import ContextGather, PartOfContext
 from windtunnel.perf.kinds.recurrence import Recurrence
 from windtunnel.perf.kinds.selective_scan import SelectiveScanKernel
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
@@ -55,13 +57,40 @@ def _attention(attention: Attention, pool: Pool) -> Iterator[Operator]:
     sizes = (heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window)
     for phase in ("decode", "prefill"):
         kernel = AttentionKernel(phase, *sizes, kv_dtype, per_head=per_head if phase == "decode" else None)
-        yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
+        group = replace(kernel, heads=heads * attention.context_parts)
+        widths = (attention.head_dim, attention.v_head_dim, (keys + values) * STORED_BYTES[kv_dtype])
+        yield from in_parts(Operator(f"{phase}_attention", "attention", phase, 1, kernel), group, attention, widths)
     if gate:
         yield moving("output_gate", 6.0 * gate)
     if attention.head_gate:
         yield Operator("head_gate_proj", "gemm", "tokens", 1, Gemm(heads, hidden))
         yield moving("output_gate", 4.0 * heads * attention.v_head_dim)
     yield from projection(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
+
+
+def in_parts(
+    operator: Operator,
+    group: AttentionKernel | LatentAttention,
+    mixer: Attention | MLA,
+    widths: tuple[int, int, float],
+) -> Iterator[Operator]:
+    """Attention where GPUs hold a part of every context each. Decodes gather the queries of the group (a head's
+    ``widths[0]`` numbers), and scatter the sums of what each has made of its keys (``widths[1]``), once the 32-bit logs
+    of their sums of exponentials are gathered; a chunk gathers the context, ``widths[2]`` bytes a token."""
+    parts, heads = mixer.context_parts, group.heads
+    if parts == 1:
+        yield operator
+        return
+    if operator.phase == "prefill":
+        context = ContextGather(Collective("all_gather", parts, round(widths[2] / 2)))
+        yield Operator("context_all_gather", "communication", "prefill", 1, context)
+        yield operator
+        return
+    queries, sums = heads * widths[0], heads * widths[1]
+    yield Operator("query_all_gather", "communication", "decode", 1, Collective("all_gather", parts, queries))
+    yield replace(operator, kernel=PartOfContext(operator.kernel, group, parts))
+    yield Operator("lse_all_gather", "communication", "decode", 1, Collective("all_gather", parts, 2 * heads * parts))
+    yield Operator("output_reduce_scatter", "communication", "decode", 1, Collective("reduce_scatter", parts, sums))
 
 
 def _per_head(pool: Pool) -> PerHead | None:
@@ -204,8 +233,11 @@ def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:
     names = ("qkv_down_proj", "q_up_proj") if mla.q_lora_rank else ("kv_down_proj", "q_proj")
     for name, gemm in zip(names, down, strict=True):
         yield from projection(pool, name, "qkv", gemm.n, gemm.k)
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    widths = (latent, mla.kv_lora_rank, latent * STORED_BYTES[cache_dtype(pool)])
     for phase, kernel in both.items():
-        yield Operator(f"{phase}_latent_attention", "attention", phase, 1, kernel)
+        group = replace(kernel, heads=kernel.heads * mla.context_parts)
+        yield from in_parts(Operator(f"{phase}_latent_attention", "attention", phase, 1, kernel), group, mla, widths)
     if mla.output_gate:
         values = mla.num_heads // tp * mla.v_head_dim
         yield from projection(pool, "output_gate_proj", "qkv", values, hidden)

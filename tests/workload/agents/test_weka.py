@@ -14,7 +14,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload, load_trace
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces" / "agent_sessions"
+TRACES = Path(__file__).parents[4] / "shared" / "traces" / "agent_sessions"
 
 
 def call(t: float, prompt: int, output: int, ids: list[int], api_time: float = 2.0) -> dict[str, Any]:

@@ -3,15 +3,10 @@
 A file has one session: `requests` with `t` (s from its start), `in`, `out` (tokens), `hash_ids` of full blocks and
 `api_time` (s); a request of the type `subagent` has requests of its own, whose `t` count from where it started. Source:
 github.com/callanjfox/kv-cache-tester at 94f6046, docs/TRACE_FORMAT.md of agentic-coding-analysis at 15e88f7.
-
-And conversations as messages, a JSON object a line: MLPerf's agentic inference (github.com/mlcommons/endpoints at
-7bc1908, scripts/agentic_inference_dataset_schema.json).
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -40,6 +35,8 @@ class Call:
     ids: list[int] = field(repr=False)
     agent: str
     """Of a subagent; empty: the main one."""
+    system: int
+    """Tokens of its tools and system prompt."""
 
 
 def is_session(document: Any) -> bool:
@@ -54,7 +51,7 @@ def read_sessions(documents: Iterable[tuple[str, Any]], answers: str = "live") -
     """
     if answers not in get_args(Answers):
         raise unknown("answers", answers, get_args(Answers))
-    names = ("session", "arrival", "after", "think_time", "prompt_tokens", "output_tokens", "begins")
+    names = ("session", "arrival", "after", "think_time", "prompt_tokens", "output_tokens", "begins", "system_tokens")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     models, empty = set[str](), 0
     for number, (name, document) in enumerate(documents):
@@ -96,26 +93,30 @@ def _calls(document: Mapping[str, Any]) -> list[Call]:
     A subagent's ``t`` is where it ends, if its duration before that leads to the end of the turn before; inner times
     count from its start. (In the public traces all of them do: as a start, most parents would go on meanwhile.)
     """
-    found, ended = list[Call](), 0.0
+    found, ended, system = list[Call](), 0.0, _system(document)
     for row in document["requests"]:
         if row["type"] != "subagent":
-            found.append(_call(row, 0.0, ""))
+            found.append(_call(row, 0.0, "", system))
             ended = max(ended, found[-1].end)
             continue
         start = row["t"] - row["duration_ms"] / 1000
         if start < ended - ROUNDED:
             start = float(row["t"])
-        found += [_call(inner, start, str(row["agent_id"])) for inner in row["requests"]]
+        found += [_call(inner, start, str(row["agent_id"]), _system(row)) for inner in row["requests"]]
     if not found:
         raise InputError("has no requests")
     return sorted(found, key=lambda call: call.start)
 
 
-def _call(row: Mapping[str, Any], origin: float, agent: str) -> Call:
-    start = origin + row["t"]
-    return Call(
-        start, start + row.get("api_time", 0.0), max(int(row["in"]), 1), max(int(row["out"]), 1), row["hash_ids"], agent
-    )
+def _system(agent: Mapping[str, Any]) -> int:
+    """Tokens with which all prompts of an agent begin."""
+    return int(agent.get("tool_tokens") or 0) + int(agent.get("system_tokens") or 0)
+
+
+def _call(row: Mapping[str, Any], origin: float, agent: str, system: int) -> Call:
+    start, tokens = origin + row["t"], max(int(row["in"]), 1)
+    end = start + row.get("api_time", 0.0)
+    return Call(start, end, tokens, max(int(row["out"]), 1), row["hash_ids"], agent, min(system, tokens))
 
 
 def _begins(calls: list[Call], block: int, live: bool) -> list[tuple[int, int] | None]:
@@ -161,6 +162,7 @@ def _append(
         columns["prompt_tokens"].append(call.prompt)
         columns["output_tokens"].append(call.output)
         columns["begins"].append(None if shared is None else (first + shared[0], shared[1]))
+        columns["system_tokens"].append(call.system)
 
 
 def _after(calls: list[Call], begins: list[tuple[int, int] | None]) -> list[list[int]]:
@@ -192,74 +194,3 @@ def _after(calls: list[Call], begins: list[tuple[int, int] | None]) -> list[list
             parents.append(other)
         latest[call.agent] = number
     return found
-
-
-MESSAGE = ("conversation_id", "turn", "role")
-"""Keys of every message."""
-CHARACTERS_PER_TOKEN = 4
-FIRST_BYTES = 4096
-
-
-def has_messages(data: bytes) -> bool:
-    """Whether lines look like messages of conversations."""
-    return all(f'"{key}"'.encode() in data[:FIRST_BYTES] for key in MESSAGE)
-
-
-def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Arguments of Workload.from_columns from messages: each of the assistant is a request, whose prompt is the system
-    prompt, the tools and all messages before it. Tokens are estimated, four characters each.
-
-    ``delay_seconds`` of the client's messages are the think time. Conversations that start with the same system prompt
-    and tools share them. Raises InputError for a message without its keys or out of turn.
-    """
-    talks: dict[str, list[dict[str, Any]]] = {}
-    for number, row in enumerate(rows, start=1):
-        missing = next((key for key in MESSAGE if key not in row), None)
-        if missing is not None:
-            raise InputError(f"row {number}: {missing} is missing: a message has {', '.join(MESSAGE)}")
-        talk = talks.setdefault(str(row["conversation_id"]), [])
-        if talk and row["turn"] != talk[-1]["turn"] + 1:
-            before = talk[-1]["turn"]
-            raise InputError(f"row {number}: turn={row['turn']}: must follow turn {before} of its conversation")
-        talk.append(row)
-    names = ("session", "think_time", "prompt_tokens", "output_tokens", "begins")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    heads: dict[str, int] = {}
-    for session, talk in enumerate(talks.values()):
-        _append_talk(columns, session, talk, heads)
-    if not columns["session"]:
-        raise InputError("has no messages of the role assistant: they are the answers")
-    notes = ["token counts are estimated: 4 characters a token"]
-    if unanswered := sum(talk[-1]["role"] != "assistant" for talk in talks.values()):
-        notes.append(f"{unanswered} conversations end with a message of the client, which is left out")
-    return {**columns, "arrival": 0.0, "notes": notes}
-
-
-def _append_talk(
-    columns: dict[str, list[Any]], session: int, talk: list[dict[str, Any]], heads: dict[str, int]
-) -> None:
-    """One more conversation. ``heads``: the first row that begins with a system prompt and tools."""
-    head = "".join(_said(row, "system") + _said(row, "tools") for row in talk[:1])
-    shared = _tokens(head) if head else 0
-    prompt, think, before = shared, 0.0, None
-    for row in talk:
-        own = _tokens("".join(_said(row, key) for key in ("content", "tool_calls", "tool_results")))
-        if row["role"] != "assistant":
-            prompt, think = prompt + own, think + float(row.get("delay_seconds") or 0.0)
-            continue
-        at = len(columns["session"])
-        begins = (heads[head], shared) if head in heads and shared else None
-        columns["begins"].append(begins if before is None else before)
-        for name, value in zip(columns, (session, think, max(prompt, 1), own), strict=False):
-            columns[name].append(value)
-        heads.setdefault(head, at)
-        prompt, think, before = max(prompt, 1) + own, 0.0, at
-
-
-def _said(row: Mapping[str, Any], key: str) -> str:
-    found = row.get(key) or ""
-    return found if isinstance(found, str) else json.dumps(found)
-
-
-def _tokens(text: str) -> int:
-    return max(math.ceil(len(text) / CHARACTERS_PER_TOKEN), 1)

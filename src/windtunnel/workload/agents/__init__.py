@@ -1,0 +1,1 @@
+"""Agents' sessions: the forms in which they are recorded or described, and AgentX, which replays them."""
