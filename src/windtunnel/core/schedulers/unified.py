@@ -586,8 +586,7 @@ def update_bound_through(state: State, pool: Pool, group: Group, pipe: Any) -> N
     if pipe is not None:
         update_bound_of_rounds(state, pool, group, pipe)
         opened = opening(pool, group, state.lanes, state.requests)
-        if group.now < opened < np.inf:
-            group.bound = opened
+        group.bound = opened if group.now < opened < np.inf else group.bound
         return
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
