@@ -149,6 +149,9 @@ class Demand:
     """The window that counts, after a warm-up; None: all of the run."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
+    images: tuple[Integers, ...] | None = None
+    """Inputs of an encoder, of one request after the other, as (first [n + 1], offsets in their prompts, embeddings,
+    contents): they stand in the place of as many tokens, and equal contents are equal inputs. None: there are none."""
 
     @property
     def closed(self) -> bool:
