@@ -18,8 +18,8 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 """The percentiles that summaries print."""
 
 MANY, UNSORTED_BITS = 1 << 16, 12
-"""More values than these are not all sorted for a few percentiles; those that share all but so many bits of the upper
-half of a float are."""
+"""More values than the first are not all sorted for a few percentiles, but those that differ in the last bits of the
+upper half of a float: as many as the second says, and the lower half."""
 UPPER = int(sys.byteorder == "little")
 
 
