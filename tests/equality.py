@@ -11,6 +11,11 @@ from oracle.loop import Loop, Replica
 from oracle.mixed_records import record_of, router_of
 from oracle.pipeline import Pipeline, table_passage
 from oracle.replica import Group, table_time
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.encoder import EncoderLimits
+from oracle.vllm_v1.request import Image, Request
+from oracle.vllm_v1.scheduler import Scheduler
+from oracle.vllm_v1.speculation import Speculation
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
@@ -19,10 +24,6 @@ from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.speculation import Speculation
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
@@ -80,6 +81,7 @@ class Case:
     hash_ids: tuple[Any, Any]
     hash_block_size: int
     routing: Routing | None = None
+    images: tuple[Any, ...] | None = None
 
 
 @st.composite
@@ -269,6 +271,7 @@ def demand_of(case: Case) -> Demand:
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,
         turnaround=case.turnaround,
+        images=case.images,
     )
 
 
@@ -327,9 +330,28 @@ def requests_of(case: Case) -> list[Request]:
                 refused=not can_ever_run(int(prompt), int(output), case.limits),
                 priority=int(case.priority[i]),
                 tokens=tuple(contents.tolist()),
+                images=images_of(case, i),
             )
         )
     return requests
+
+
+def images_of(case: Case, i: int) -> tuple[Image, ...]:
+    """The inputs of one request."""
+    if case.images is None:
+        return ()
+    first, *columns = case.images
+    rows = zip(*(column[first[i] : first[i + 1]].tolist() for column in columns), strict=True)
+    return tuple(Image(offset, size, str(content)) for offset, size, content in rows)
+
+
+def encoder_of(policy: VllmV1) -> EncoderLimits:
+    """What inputs may take, for the oracle."""
+    encoder, drafts = policy.encoder, policy.drafts
+    if encoder is None:
+        return EncoderLimits()
+    shift = int(drafts is not None and drafts.drops_last_hit)
+    return EncoderLimits(encoder.compute_budget, encoder.cache_size, encoder.disable_chunked_mm_input, shift)
 
 
 def speculation_of(policy: VllmV1) -> Speculation:
@@ -355,7 +377,8 @@ def mixed(x: int) -> int:
 
 def replica_of(case: Case) -> Replica:
     """One replica of a case, for the oracle."""
-    ranks = [Impatient(case.limits, case.policy, speculation_of(case.policy)) for _ in range(case.lanes)]
+    given = (case.limits, case.policy, speculation_of(case.policy), encoder_of(case.policy))
+    ranks = [Impatient(*given) for _ in range(case.lanes)]
     if isinstance(case.times, StageTimes):
         passage = table_passage(case.times)
         return Replica([Pipeline(rank, case.policy, passage) for rank in ranks])

@@ -21,6 +21,7 @@ from oracle.loop import Loop, Replica, Router, least_outstanding, random_choice,
 from oracle.pipeline import EagerPipeline, Pipeline, table_passage
 from oracle.replica import Group, table_time
 from oracle.schedulers.unified import Scheduler
+from oracle.vllm_v1.request import Request
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.records import GONE, REFUSED
@@ -28,7 +29,6 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.policy import Limits, Policy, can_ever_run, generated
 from windtunnel.policy.unified import POLICIES, infermax_grid
-from windtunnel.replay.readable.request import Request
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 HINTS = get_type_hints(Policy)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from oracle.loop import Loop, Replica, round_robin
 from oracle.replica import BatchTime, Group, table_time
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 Steps = dict[str, Any]
 """What engine_side wrote of a workload."""

@@ -12,14 +12,14 @@ from oracle.loop import Balancer, Loop, Replica, Router, round_robin
 from oracle.pipeline import EagerPipeline
 from oracle.replica import Group
 from oracle.schedulers.unified import Scheduler
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
 
 from benchmarks.vidur_parity.given import Given, lengths, num_blocks, slots
 from benchmarks.vidur_parity.times import StageSeconds
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, Policy
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
 
 Floats = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
+from oracle.vllm_v1.batch import Batch
 
 from benchmarks.vidur_parity.given import Given
 from windtunnel.errors import InputError
-from windtunnel.replay.readable.batch import Batch
 
 Milliseconds = Callable[[str, tuple[int, ...]], float]
 """Of an operator at a key: (tokens), (batch size, KV) for decodes, (KV, chunk²) for prefills."""

@@ -1,16 +1,22 @@
-"""The log: blocks are held for others while a lane is idle, and none is counted twice or lost."""
+"""The log: blocks are held for others while a lane is idle, and none is counted twice or lost; a log that is folded
+loses nothing."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import equality
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.pools_cases import equal_requests, tandem
+from core.schedulers.sglang_cases import SglangCase, small_case
+from windtunnel.core import engine
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
-from windtunnel.core.rebuild import step_ends
+from windtunnel.core.engine import Record
+from windtunnel.core.rebuild import COLUMNS, step_ends, step_ends_of_rows, unfold
 from windtunnel.deployment import Handover, Link
 from windtunnel.policy import Limits
 
@@ -47,3 +53,56 @@ def test_a_prefill_replica_holds_every_prompt_until_it_has_been_fetched(
     during = np.sort(ends)[at]  # a step of one prompt each
     blocks = -(-demand.prompt_tokens // BLOCK)
     assert block_seconds(found, fleet, 0) == pytest.approx((blocks * (np.maximum(fetched, during) - begun)).sum())
+
+
+def in_lockstep(case: Any) -> Any:
+    """The case with ranks in lockstep: as many as its batch times have."""
+    return replace(case, replicas=min(case.replicas, 2), lanes=2, lockstep=True, times=with_ranks(case.times))
+
+
+def with_ranks(times: Any) -> Any:
+    """Batch times of two ranks, whose experts see the tokens of both."""
+    tokens = np.arange(2 * (len(times.mixed_tokens) - 1) + 1)
+    return replace(times, expert_tokens=0.01 * tokens)
+
+
+def check_folded(case: Any, raw: Record, folded: Record) -> None:
+    """The rows of all lanes come back from those of changes, to the bit."""
+    ranks = np.full(case.replicas, case.lanes)
+    ends = step_ends_of_rows(folded.rows, (case.times,), np.zeros(case.replicas, dtype=np.int64), ranks)
+    blocks = np.full(case.replicas, case.limits.block_size)
+    rows, of = unfold(folded.rows, ends, blocks)
+    assert len(rows) == len(raw.rows)
+    assert len(of) == len(rows)
+    assert len(folded.rows) <= len(rows)
+    key = [(each["start"], each["lane"], each["replica"]) for each in (rows, raw.rows)]
+    for name in COLUMNS:
+        one, other = (each[name][np.lexsort(k)] for each, k in zip((rows, raw.rows), key, strict=True))
+        assert one.tolist() == other.tolist(), name
+    assert folded.requests.tobytes() == raw.requests.tobytes()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_folded_log_of_sglang_loses_nothing(seed: int) -> None:
+    case = in_lockstep(small_case(seed))
+    raw, folded = (by_core(case, folds) for folds in (False, True))
+    check_folded(case, raw, folded)
+
+
+def by_core(case: SglangCase, folds: bool) -> Record:
+    """The case on the core."""
+    from core.schedulers import sglang_cases
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sglang_cases, "run", partial(engine.run, folds=folds))
+        return sglang_cases.by_core(case)
+
+
+@settings(max_examples=20, deadline=None)
+@given(equality.cases())
+def test_a_folded_log_of_vllm_loses_nothing(case: equality.Case) -> None:
+    case = in_lockstep(case)
+    args = equality.fleet_of(case), equality.demand_of(case), case.router, case.uniforms
+    raw, folded = (engine.run(*args, folds=folds) for folds in (False, True))
+    check_folded(case, raw, folded)

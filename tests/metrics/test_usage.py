@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from windtunnel.core.rebuild import IterationTimes
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics import group_share, summary, time_share, unroll
-from windtunnel.metrics.steps import Steps, in_flight, work
+from windtunnel.metrics.steps import Floats, Steps, in_flight, work
 from windtunnel.metrics.summary import Summary
 from windtunnel.metrics.usage import usage
 from windtunnel.metrics.window import Window
+from windtunnel.simulate.run import Run
 
 
 def close(value: Any) -> Any:
@@ -185,21 +187,27 @@ def test_ranks_of_a_pipeline_do_not_overlap_each_other() -> None:
     assert (spans.begin.tolist(), spans.end.tolist()) == (close([0.0, 0.1]), close([0.2, 0.3]))
 
 
+def work_of(run: Run, footprint: Footprint) -> tuple[Floats, Floats]:
+    """Of all of its steps."""
+    steps = unroll(run)
+    return work(steps, footprint, steps.inside(Window(0.0, 1.0, trimmed=False)))
+
+
 def test_windows_and_experts_bound_the_work() -> None:
     """Three decodes at 30 tokens see 8 of them; 3 tokens visit 1 − (3/4)³ of experts of which each takes a quarter; a
     chunk of 4 behind 6 sees 7, 8, 8 and 8."""
     print_ = replace(handmade.FOOTPRINT, attention=((8, 100.0, 10.0),), expert_bytes=6.4e6, expert_share=0.25, ranks=1)
     requests = handmade.requests(arrival=[0.0], scheduled=[0.0], first_token=[0.1], finish=[0.1])
     decodes = handmade.iterations({"start": 0.0, "decodes": 3, "kv_tokens": 90})
-    flops, moved = work(unroll(handmade.run(requests, decodes)), print_)
+    flops, moved = work_of(handmade.run(requests, decodes), print_)
     assert flops.tolist() == close([3e6 + 3e5 + 100 * 3 * 8])
     assert moved.tolist() == close([1e6 + 6.4e6 * 37 / 64 + 10 * (3 * 8 + 3)])
     chunk = handmade.iterations({"start": 0.0, "chunk_tokens": 4, "chunk_context": 6})
-    flops, moved = work(unroll(handmade.run(requests, chunk)), print_)
+    flops, moved = work_of(handmade.run(requests, chunk), print_)
     assert flops.tolist() == close([4e6 + 1e5 + 100 * (7 + 8 + 8 + 8)])
     assert moved.tolist() == close([1e6 + 6.4e6 * 175 / 256 + 10 * (6 + 4)])
     two = replace(print_, ranks=2)  # six tokens visit the experts that two ranks share
-    assert work(unroll(handmade.run(requests, decodes)), two)[1].tolist() == close(
+    assert work_of(handmade.run(requests, decodes), two)[1].tolist() == close(
         [1e6 + 6.4e6 * (1 - 0.75**6) + 10 * (3 * 8 + 3)]
     )
 

@@ -4,13 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 from oracle.loop import Loop, Replica, round_robin
 from oracle.replica import Group
+from oracle.vllm_v1.batch import Batch as Step
+from oracle.vllm_v1.request import Request
 
 from windtunnel.core.rebuild import durations
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Schedule
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay.readable.batch import Batch as Step
-from windtunnel.replay.readable.request import Request
 
 
 class Planned:

@@ -7,8 +7,8 @@ from oracle.loop import Loop, Replica, Router, Stage
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.sessions import Sessions
+from oracle.vllm_v1.request import Request
 from windtunnel.policy.scaling import Failure, Lives
-from windtunnel.replay.readable.request import Request
 
 
 class Elastic(Loop):

@@ -23,10 +23,10 @@ from oracle.loop import (
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.reservation import Receiver, Reservation
+from oracle.vllm_v1.request import Request
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.policy.scaling import Lives
-from windtunnel.replay.readable.request import Request
 
 
 @dataclass

@@ -10,7 +10,7 @@ from math import floor, inf
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.sessions import Sessions
-from windtunnel.replay.readable.request import Request
+from oracle.vllm_v1.request import Request
 
 BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
     range(12)

@@ -29,6 +29,9 @@ from oracle.schedulers.equal_steps import Rank
 from oracle.schedulers.steady import Seen
 from oracle.sessions import Sessions
 from oracle.stores import Port, Shelf, Tiered
+from oracle.vllm_v1 import scheduler as vllm_v1
+from oracle.vllm_v1.batch import StepScheduler
+from oracle.vllm_v1.request import Request
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.hooks import guarded
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
@@ -38,9 +41,6 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
 from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
-from windtunnel.replay.readable import vllm_v1
-from windtunnel.replay.readable.batch import StepScheduler
-from windtunnel.replay.readable.request import Request
 
 COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
            "waiting", "discarded", "transfer")  # fmt: skip

@@ -8,10 +8,10 @@ from math import inf, isnan
 from typing import Protocol
 
 from oracle.replica import Step
+from oracle.vllm_v1.batch import Batch, Scheduled, StepScheduler
+from oracle.vllm_v1.request import Request
 from windtunnel.perf.batch_times import Passage, StageTimes
 from windtunnel.policy import Limits, Settings
-from windtunnel.replay.readable.batch import Batch, Scheduled, StepScheduler
-from windtunnel.replay.readable.request import Request
 
 PassageTime = Callable[[Batch], Passage]
 """Seconds of a batch in each stage and between them."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf, isnan, nextafter
 from typing import NamedTuple, Protocol, cast
 
+from oracle.vllm_v1.batch import Batch, StepScheduler
+from oracle.vllm_v1.request import Request
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay.readable.batch import Batch, StepScheduler
-from windtunnel.replay.readable.request import Request
 
 
 class Balanced(Protocol):

@@ -3,9 +3,9 @@
 from collections import deque
 from typing import Protocol
 
+from oracle.vllm_v1.batch import StepScheduler
+from oracle.vllm_v1.request import Request
 from windtunnel.deployment.handover import Handover
-from windtunnel.replay.readable.batch import StepScheduler
-from windtunnel.replay.readable.request import Request
 
 FEW = 32
 """Seats up to which SGLang takes three times as many requests (disaggregation/decode.py)."""

@@ -8,10 +8,10 @@ from math import isnan
 import numpy as np
 
 from oracle.loop import Balancer, Replica, Router, drawn, outstanding
+from oracle.vllm_v1.blocks import Block, CachedBlocks
+from oracle.vllm_v1.request import Request
 from windtunnel.policy import routing
 from windtunnel.policy.routing import Array, Conductor, RouteView, Routing
-from windtunnel.replay.readable.blocks import Block, CachedBlocks
-from windtunnel.replay.readable.request import Request
 
 
 def power_of_two(uniforms: list[float]) -> Router:

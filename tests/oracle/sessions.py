@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from windtunnel.replay.readable.request import Request
+from oracle.vllm_v1.request import Request
 
 
 class Sessions:

@@ -4,12 +4,12 @@ from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.blocks import Block, Keys
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.tiers import Tier
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.blocks import Block, Keys
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 
 class Store:

@@ -1,7 +1,7 @@
 """Elimination: standings, and one warm-up for each kind of scheduler."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -39,7 +39,8 @@ def test_each_kind_of_scheduler_is_warmed_up_once() -> None:
     space = small_space(scheduler=schedulers, pipeline_parallel_size=(1, 2), max_num_batched_tokens=(2048,))
     found = warm_ups(QUESTION, space.enumerate().candidates)
     kinds = [(job.candidate.settings["scheduler"], job.candidate.settings["pipeline_parallel_size"]) for job in found]
-    assert kinds == [(None, 1), (None, 2), ("sarathi", 1), ("sarathi", 2), ("vllm-0.8-v0", 1)]
+    alone = [(name, stages) for name in (None, "sarathi", "vllm-0.8-v0") for stages in (1, 2)]
+    assert kinds == alone
     warm_up(found[0])
 
 
@@ -210,16 +211,18 @@ def test_bounds_are_found_for_every_question_from_tables_read_once(monkeypatch: 
         return "tables"
 
     monkeypatch.setattr(elimination, "tables_for", tables)
-    monkeypatch.setattr(elimination, "deployment_key", lambda _, perf: f"pools {perf}")
-    monkeypatch.setattr(elimination, "rate_bounds", lambda _, asked, found: (*asked, found))
     one, two = small_space().enumerate().candidates[:2]
+    routed = replace(one, index=99, deployment=replace(one.deployment, router="least_outstanding"))
+    names = {one.deployment.pools: "pools", two.deployment.pools: "others"}
+    monkeypatch.setattr(elimination, "deployment_key", lambda of, perf: f"{names[of.pools]} {perf}")
+    monkeypatch.setattr(elimination, "rate_bounds", lambda _, asked, found: (*asked, found))
     other = question(perf="roofline")
-    report = work(BoundJob((QUESTION, other), (one, two)))
+    report = work(BoundJob((QUESTION, other), (one, routed, two)))
     assert isinstance(report, elimination.BoundReport)
     bounds: dict[int, Any] = dict(report.bounds)
-    assert bounds == {one.index: (QUESTION, other, "tables")}
+    assert bounds == dict.fromkeys((one.index, 99), (QUESTION, other, "tables"))
     assert report.refused == {two.index: "no room"}
-    assert report.pools == {one.index: "pools modelled"}
+    assert report.pools == dict.fromkeys((one.index, 99), "pools modelled")
     assert read == [QUESTION, QUESTION]
     assert find_bounds(BoundJob((QUESTION,), ())) == elimination.BoundReport()
 

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Sglang, VllmV0, VllmV1, can_ever_run, generated
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, num_blocks=10, block_size=16)
 

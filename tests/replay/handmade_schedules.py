@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from oracle.vllm_v1.replay import replay
+
 from windtunnel.replay.recording import Recording, read_recording
-from windtunnel.replay.vllm_v1 import replay_readable as replay
 
 Row = dict[str, Any]
 Step = dict[str, Any]
@@ -54,6 +55,44 @@ def random_recording(seed: int) -> Recording:
         priority = rng.choice([-1, 0, 0, 1, 2])
         prefix = [[rng.choice("st"), rng.randint(1, 80)], [rng.choice("uv"), rng.randint(1, 40)]][: rng.randint(0, 2)]
         rows.append(request(prompt, output, id=f"r{i}", arrival=micros / 1e6, priority=priority, prefix=prefix))
+    return recording(config, *rows)
+
+
+def random_images(seed: int) -> Recording:
+    """The same with inputs of an encoder, few of them that fit it at once, some alike, and sometimes drafts."""
+    rng, plain = random.Random(seed), random_recording(seed)
+    room, rows = plain.config["max_model_len"], []
+    for row in plain.requests:
+        images, place = [], rng.choice([0, 0, 1, 9])
+        while rng.random() < 0.7 and place < row.prompt_tokens:
+            size = rng.randint(1, min(row.prompt_tokens - place, 40))
+            images.append([place, size, f"{rng.randint(0, 9)}-{size}"])
+            place += size + rng.choice([0, 0, 1, 3, 20])
+        rows.append(
+            request(
+                row.prompt_tokens,
+                row.output_tokens,
+                id=row.id,
+                arrival=row.arrival,
+                priority=row.priority,
+                images=images,
+            )
+        )
+    largest = max((size for row in rows for _, size, _ in row["images"]), default=1)
+    config = plain.config | {
+        "encoder_compute_budget": largest + rng.choice([0, 0, 10, 100]),
+        "encoder_cache_size": largest + rng.choice([0, 1, 10, 40, 400]),
+        "disable_chunked_mm_input": rng.random() < 0.3 and plain.config["max_num_batched_tokens"] >= room,
+    }
+    if rng.random() < 0.25:
+        config["prefill_schedule_interval"] = rng.choice([2, 3, 5])
+    if rng.random() < 0.25:
+        config["spec"] = {
+            "k": rng.randint(1, 4),
+            "method": rng.choice(["ngram", "eagle", "draft_model"]),
+            "accept": 0.6,
+        }
+        config["max_num_batched_tokens"] += 5
     return recording(config, *rows)
 
 

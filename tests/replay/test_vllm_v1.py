@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracle.vllm_v1.replay import replay
 
 from replay.handmade_schedules import random_recording, recording, request
 from replay.record_vllm_v1 import driven, spelled_out
@@ -15,7 +16,6 @@ from replay.replay_engines import V1_PATHS
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS
-from windtunnel.replay.vllm_v1 import replay_readable as replay
 
 TIMES = ("t_sched", "t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")

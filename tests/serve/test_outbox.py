@@ -16,13 +16,13 @@ from windtunnel.serve.openai.answers import Text, Wording, text_of
 from windtunnel.serve.openai.requests import Asked, read_chat, read_completion
 from windtunnel.serve.outbox import AHEAD, Outbox
 from windtunnel.serve.pace import Pace
-from windtunnel.serve.tokens import SeededWords, chat_text
+from windtunnel.serve.tokens import SeededWords
 
 COMPLETION: Any = {"prompt": "a", "max_tokens": 1000, "stream": True}
 CHAT: Any = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1000, "stream": True}
 ALL = {
     "completion": read_completion(COMPLETION),
-    "chat": asyncio.run(read_chat(CHAT, chat_text, Pace())),
+    "chat": asyncio.run(read_chat(CHAT, Pace())),
 }
 
 

@@ -27,7 +27,7 @@ class Count:
     """Lines and submitted requests of the present slice, and the most of any."""
 
     def __init__(self) -> None:
-        self.lines = self.submitted = 0
+        self.lines = self.submitted = self.total = 0
         self.most = {"lines": 0, "submitted": 0}
 
     def end(self) -> None:
@@ -51,6 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
 
     def submitted(*given: Any, **named: Any) -> Any:
         found.submitted += 1
+        found.total += 1
         return submit(*given, **named)
 
     monkeypatch.setattr(Handle, "_run", one)
@@ -65,14 +66,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
 
 LARGE: dict[str, tuple[str, Any, int]] = {
     "prompts": ("completions", {"prompt": ["a b"] * 2000, "max_tokens": 1}, 200),
-    "choices in a stream": ("completions", {"prompt": ["a"] * 20, "n": 100, "max_tokens": 3, "stream": True}, 200),
+    "choices in a stream": ("completions", {"prompt": ["a"] * 10, "n": 60, "max_tokens": 3, "stream": True}, 200),
     "long answers": ("completions", {"prompt": "a", "n": 60, "max_tokens": 2000}, 200),
     "tokens": ("completions", {"prompt": [[7] * 40_000] * 3, "max_tokens": 1}, 200),
     "too many tokens": ("completions", {"prompt": [7] * 200_000, "max_tokens": 1}, 400),
     "one that is no token": ("completions", {"prompt": [*[7] * 30_000, -1], "max_tokens": 1}, 400),
     "text": ("completions", {"prompt": "word " * 30_000, "max_tokens": 1}, 200),
     "too much text": ("completions", {"prompt": "word " * 300_000, "max_tokens": 1}, 400),
-    "messages": ("chat/completions", {"messages": [{"role": "u", "content": ""}] * 20_000, "max_tokens": 1}, 400),
+    "messages": ("chat/completions", {"messages": [{"role": "u", "content": ""}] * 10_000, "max_tokens": 1}, 400),
     "stops": ("completions", {"prompt": "a", "stop": ["zq", "y" * 5000], "max_tokens": 2000}, 200),
     "a bias": ("completions", {"prompt": "a", "max_tokens": 1, "logit_bias": {str(n): 1 for n in range(30_000)}}, 400),
     "a schema that grows": (
@@ -110,10 +111,13 @@ def test_who_leaves_a_thousand_choices_takes_slices_too(monkeypatch: pytest.Monk
 
     async def sent() -> None:
         async with client(app()) as found:
-            body = {"prompt": ["a"] * 1000, "max_tokens": 30_000, "stream": True}
-            asked = asyncio.create_task(found.post("/v1/completions", json=body))
-            await asyncio.sleep(0.2)
+            body = {"prompt": ["a"] * 1000, "max_tokens": 3000, "stream": True}
             turn, leave = [0], Engine.leave
+            with counted(monkeypatch) as submitted:
+                sys.settrace(None)
+                asked = asyncio.create_task(found.post("/v1/completions", json=body))
+                while submitted.total < 1000:
+                    await asyncio.sleep(0.01)
 
             def count(*given: Any) -> None:
                 left.append(turn[0])
@@ -121,7 +125,7 @@ def test_who_leaves_a_thousand_choices_takes_slices_too(monkeypatch: pytest.Monk
 
             monkeypatch.setattr(Engine, "leave", count)
             asked.cancel()
-            while not asked.done() or len(left) < 1000:
+            while not asked.done():
                 turn[0] += 1
                 await asyncio.sleep(0)
 

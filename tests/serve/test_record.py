@@ -60,6 +60,68 @@ def test_a_run_of_the_record_has_the_latencies_that_were_served(
         assert np.allclose(np.sort(end - begin), np.sort([one[part] for one in found]), rtol=0, atol=1e-6), part
 
 
+USER = "Please look at the files of this project, one after the other, and say what each of them does. "
+
+
+async def agent(served: Any, clients: int) -> tuple[list[tuple[int, int]], list[str]]:
+    """Agents that ask, split their work into two branches, join them and go on: (prompt tokens, cached tokens) of all
+    their calls, and what the agents said to each other last."""
+    calls, said = list[tuple[int, int]](), list[str]()
+
+    async def ask(messages: list[dict[str, str]], **more: Any) -> dict[str, str]:
+        body = {"messages": messages, "max_tokens": 90 + len(messages), **more}
+        answer = (await found.post("/v1/chat/completions", json=body)).json()
+        usage, message = answer["usage"], answer["choices"][0]["message"]
+        calls.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+        return {"role": "assistant", "content": message["content"]}
+
+    async def one(number: int) -> None:
+        await asyncio.sleep(0.003 * number)
+        root = [{"role": "system", "content": "You are an agent. " * 20}, {"role": "user", "content": USER * number}]
+        root.append(await ask(root))
+        branches = [[*root, {"role": "user", "content": f"Part {part}: {USER}"}] for part in range(2)]
+        results = await asyncio.gather(*map(ask, branches))
+        both = " ".join(result["content"] for result in results)
+        joined = [*branches[0], results[0], {"role": "user", "content": f"Sum up: {both}"}]
+        joined.append(await ask(joined))
+        said.append((await ask([*joined, {"role": "user", "content": "Is that all?"}]))["content"])
+
+    async with client(served) as found:
+        await asyncio.gather(*map(one, range(1, clients + 1)))
+    return calls, said
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"num_gpu_blocks_override": 250}, id="little memory"),
+        pytest.param({"preset": "sglang-0.5"}, marks=pytest.mark.long),
+        pytest.param({"preset": "trtllm-1.1"}, marks=pytest.mark.long),
+        pytest.param({"preset": "vllm-v0"}, marks=pytest.mark.long),
+    ],
+)
+def test_an_agent_has_the_hits_of_a_run_of_the_record(settings: dict[str, Any], virtual: bool, tmp_path: Path) -> None:
+    served, path = deployment(**settings), tmp_path / "load.jsonl"
+    clock = None if virtual else RealClock(20.0)
+    found, _ = asyncio.run(agent(app(live(served), clock, record=path), 3))
+    load = load_trace(path)
+    rows = simulate(served, load, tables=tables(served)).requests
+    assert sorted(zip(rows.prompt_tokens.tolist(), rows.cached_tokens.tolist(), strict=True)) == sorted(found)
+    assert len(load) == 15 and load.after is not None and len(load.after[1]) == 12  # all but the first calls
+
+
+def test_an_answer_is_found_where_it_was_computed() -> None:
+    found, _ = asyncio.run(agent(app(), 1))
+    (first, none), *branches, (joined, of_branch), (last, of_join) = found
+    assert none == 0
+    for prompt, cached in branches:
+        assert first + 90 < prompt and cached == (first + 92 - 1) // 16 * 16  # all but the token that is never computed
+    assert of_branch == (branches[0][0] + 94 - 1) // 16 * 16 < joined
+    assert of_join == (joined + 96 - 1) // 16 * 16 < last
+
+
 def test_a_router_that_looks_chooses_the_same_replicas(tmp_path: Path) -> None:
     path = tmp_path / "load.jsonl"
     (pool,) = deployment(max_num_seqs=4).pools
@@ -75,7 +137,7 @@ def test_prompts_are_not_in_the_record(tmp_path: Path) -> None:
     path = tmp_path / "load.jsonl"
     asyncio.run(talk(app(record=path), 5, 3))
     assert "client" not in path.read_text() and "shared" not in path.read_text()
-    assert load_trace(path).hash_ids is not None
+    assert load_trace(path).begins is not None
 
 
 def test_a_client_that_leaves_is_recorded_with_what_was_computed(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from windtunnel.serve.kv.texts import NAME_BITS, Names
 from windtunnel.serve.pace import Pace
-from windtunnel.serve.tokens import NAME_BITS, BytesRule, SeededWords
-from windtunnel.serve.tokens import block_names as names_of
+from windtunnel.serve.tokens import BytesRule, SeededWords
 
 SECRET = b"secret"
 
 
 def block_names(tokens: Sequence[int], size: int, secret: bytes) -> tuple[int, ...]:
-    return asyncio.run(names_of(tokens, size, secret, Pace()))
+    return tuple(asyncio.run(Names(size, secret).add(tokens, Pace())).names)
 
 
 @pytest.mark.parametrize("text", ["", "a", "abc", "abcd", "abcdefghij", "ä€𝄞" * 7])

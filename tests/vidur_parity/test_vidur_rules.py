@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.vllm_v1.batch import Batch, Scheduled
+from oracle.vllm_v1.request import Request
 
 from benchmarks.vidur_parity.__main__ import main
 from benchmarks.vidur_parity.given import Given, drawn, lengths, read
 from benchmarks.vidur_parity.serve import policy, serve
 from benchmarks.vidur_parity.times import StageSeconds
 from vidur_parity.vidur_rules import Item, Node, run
-from windtunnel.replay.readable.batch import Batch, Scheduled
-from windtunnel.replay.readable.request import Request
 
 RUNS = Path(__file__).parents[3] / "shared" / "vidur" / "reference"
 

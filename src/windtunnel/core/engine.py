@@ -14,6 +14,7 @@ from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.log import Folding
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     ALL,
@@ -148,6 +149,9 @@ class Demand:
     """The window that counts, after a warm-up; None: all of the run."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
+    images: tuple[Integers, ...] | None = None
+    """Inputs of an encoder, of one request after the other, as (first [n + 1], offsets in their prompts, embeddings,
+    contents): they stand in the place of as many tokens, and equal contents are equal inputs. None: there are none."""
 
     @property
     def closed(self) -> bool:
@@ -185,8 +189,9 @@ class Record:
     """Of replicas that start, stop or fail."""
 
 
-def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
-    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once.
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True, folds: bool = False) -> Record:
+    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once, ``folds`` leaves
+    only the rows of the log where a lane changes (``core.log``).
 
     Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go,
     ``core.disaggregation`` prefill and decode pools.
@@ -197,11 +202,14 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
+    folding = folding_of(fleet) if folds else None
     for until in stops(state, demand, course, arrivals):
         while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
-            state = with_room(state)
+            state = with_room(state, folding)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
+    if folding:
+        folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     tiers = use_of(state.stores, fleet)
@@ -364,8 +372,23 @@ def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
     return requests
 
 
-def with_room(state: State) -> State:
-    """Twice as much room in the log, and in what the schedulers keep."""
+ROOM = 16
+"""A folded log grows when less than this part of it is left."""
+
+
+def folding_of(fleet: Fleet) -> Folding:
+    """What folds the log of a run."""
+    return Folding(np.array([limits.block_size for limits in fleet.limits], dtype=np.int64))
+
+
+def with_room(state: State, folding: Folding | None = None) -> State:
+    """Twice as much room in the log, and in what the schedulers keep; or a log that is folded, if that will do."""
+    groups, counters = state.groups, state.counters
+    wanted = (groups["num_lanes"] * (state.pools["max_num_seqs"][groups["pool"]] + 2)).max()
+    if folding and len(state.rows) - counters[ROWS] <= wanted:
+        folding.fold(state)
+        if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
+            return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)

@@ -1,8 +1,21 @@
-"""The log: a row for each run of equal steps of a lane, and a stall for each token that came late to one request."""
+"""The log: a row for each run of equal steps of a lane, and a stall for each token that came late to one request.
 
-from windtunnel.core.compiled import part
-from windtunnel.core.records import ROWS, STALLS, Array, Group, Lane, Pool, State
+Ranks in lockstep end their runs of equal steps together, so the loop writes a row for each of them whenever one of them
+changes. ``Folding`` leaves the rows of those that do change: of the others the row before lasts longer.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.compiled import entry, part
+from windtunnel.core.records import NONE, ROWS, STALLS, Array, Group, Lane, Pool, State, attributes
 from windtunnel.core.seats import CONTEXT, TOKENS
+
+LARGEST_BLOCK = 1 << 14
+"""Tokens of a block whose filling a row can say."""
 
 
 @part
@@ -27,6 +40,7 @@ def write_step(
         counters[ROWS] += 1
         row.start, row.replica, row.lane = start, group.replica, lane.rank
         row.steps, row.decodes, row.kv_tokens, row.discarded, row.transfer = 0, 0, 0, 0, 0.0
+        row.unfilled, row.paused = 0, start > group.end
         if k == 0:
             row.steps, row.decodes, row.kv_tokens = 1, lane.step_decodes, lane.step_kv
             row.discarded, row.transfer = discarded, transfer
@@ -81,6 +95,7 @@ def write_hold(state: State, pool: Pool, group: Group, lane: Lane) -> None:
     row.start, row.replica, row.lane, row.transfer = lane.idle_from, group.replica, lane.rank, lane.idle_held
     row.steps, row.decodes, row.kv_tokens, row.discarded, row.waiting = 0, 0, 0, 0, 0
     row.chunk_tokens, row.chunk_context, row.used_blocks = 0, 0, pool.num_blocks - lane.free
+    row.unfilled, row.paused = 0, 0
 
 
 @part
@@ -89,3 +104,98 @@ def write_stall(state: State, r: int, last_token: float, resumed_token: float) -
     stall = state.stalls[state.counters[STALLS]]
     state.counters[STALLS] += 1
     stall.request, stall.last_token, stall.resumed_token = r, last_token, resumed_token
+
+
+@dataclass
+class Folding:
+    """Folds the log of a run, again and again while it is written."""
+
+    block_size: NDArray[np.int64]
+    """[pools] tokens of the blocks that rows count."""
+    first: int = 0
+    """Rows before this one are folded."""
+    open_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    """[lanes, 2] the row that each lane may go on with, NONE without one; and the most that it may have unfilled."""
+
+    def fold(self, state: State, ended: bool = False) -> None:
+        """Fold what nothing changes any more: all of it when the run has ``ended``, else what is not in flight."""
+        groups: Any = state.groups
+        if not (groups["num_lanes"] > 1).any():
+            return
+        if len(self.open_rows) == 0:
+            self.open_rows = np.full((len(state.lanes), 2), NONE, dtype=np.int64)
+        count = int(state.counters[ROWS])
+        upto = count if ended else max(_settled(state, count), self.first)
+        layout = np.stack([state.replicas[:-1], np.ones_like(state.replicas[:-1]), np.ones_like(state.replicas[:-1])])
+        layout[1, groups["replica"]], layout[2, groups["replica"]] = (
+            groups["num_lanes"],
+            self.block_size[groups["pool"]],
+        )
+        folded = fold_rows(attributes(state.rows), self.first, upto, np.ascontiguousarray(layout.T), self.open_rows)
+        state.rows[folded : folded + count - upto] = state.rows[upto:count]
+        state.counters[ROWS] -= upto - folded
+        self.first = folded
+        lanes: Any = state.lanes
+        for name in {"row", "flying_row"} & set(lanes.dtype.names):
+            lanes[name] -= upto - folded
+
+
+def _settled(state: State, count: int) -> int:
+    """Rows that no lane changes any more: a scheduler may learn that tokens of a step in flight are not wanted."""
+    lanes, rows = state.lanes, state.rows
+    if "flying_row" not in lanes.dtype.names:
+        return count
+    flying = lanes["flying"] > 0
+    first = int(lanes["flying_row"][flying].min(initial=count))
+    while 0 < first < count and (rows["lane"][first] > 0 or rows["steps"][first] == 0):
+        first -= 1  # to the first rank of its group
+    return first
+
+
+@part
+def goes_on(row: Array, after: Array, unfilled: int, most: int, block: int) -> tuple[int, int]:
+    """Whether a row is ``row`` gone on: the least and the most tokens that this may have had unfilled for its blocks to
+    be as many now; none without."""
+    steps, grown = row.steps, row.decodes + row.chunk_tokens
+    same = row.decodes == after.decodes and row.kv_tokens + steps * row.decodes == after.kv_tokens
+    same &= row.chunk_tokens == after.chunk_tokens and row.waiting == after.waiting
+    same &= row.chunk_tokens == 0 or row.chunk_context + steps * row.chunk_tokens == after.chunk_context
+    if not same or after.paused or after.discarded > 0 or after.transfer > 0.0:
+        return 1, 0
+    least = steps * grown - block * (after.used_blocks - row.used_blocks)
+    return max(unfilled, least), min(most, least + block - 1)
+
+
+@entry
+def fold_rows(rows: Array, first: int, upto: int, layout: Array, open_rows: Array) -> int:
+    """Fold the rows from ``first`` to ``upto`` in their place; the first one behind what is left.
+
+    ``layout`` [replicas, 3]: first lane, lanes that step together, tokens of a block. Of a row that goes on the blocks
+    after j steps are ⌈(j · tokens − ``unfilled``) / block⌉ more than at its start: the least ``unfilled`` of which that
+    is true wherever it goes on. Where none of the lanes changes the last one has a row all the same.
+    """
+    at, row, changes = first, first, False
+    while row < upto:
+        after = row + 1
+        while after < upto and rows[after].steps == 0 and rows[after].chunk_tokens > 0:
+            after += 1
+        lane, ranks, block = layout[rows[row].replica]
+        lane += rows[row].lane
+        if ranks > 1 and block <= LARGEST_BLOCK and rows[row].steps > 0:
+            single, before = after == row + 1, open_rows[lane, 0]
+            changes &= rows[row].lane > 0
+            if single and before != NONE and (changes or rows[row].lane < ranks - 1):
+                least, most = goes_on(rows[before], rows[row], rows[before].unfilled, open_rows[lane, 1], block)
+                if least <= most:
+                    rows[before].steps += rows[row].steps
+                    rows[before].unfilled, open_rows[lane, 1] = least, most
+                    row = after
+                    continue
+            changes = True
+            plain = single and rows[row].discarded == 0 and rows[row].transfer == 0.0
+            open_rows[lane, 0], open_rows[lane, 1] = at if plain else NONE, block - 1
+        for k in range(row, after):
+            rows[at] = rows[k]
+            at += 1
+        row = after
+    return at

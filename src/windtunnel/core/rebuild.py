@@ -6,21 +6,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import flatten, lanes_time
-from windtunnel.core.compiled import entry, part
-from windtunnel.core.records import ROW, Array, Fields, attributes, records
+from windtunnel.core.batch_time import flatten, lanes_time, step_time
+from windtunnel.core.compiled import compiled, entry, part
+from windtunnel.core.jump import FOREVER
+from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
-from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
+from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, StageTimes, Times
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 COLUMNS = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
-           "waiting", "discarded", "transfer")  # fmt: skip
+           "waiting", "discarded", "transfer", "unfilled")  # fmt: skip
 """Of the log, in the order of ``simulate.run.Iterations``."""
 Log = tuple[Any, ...] | NDArray[Any]
 """Rows of a log: these columns, or the records that the core wrote."""
 
+NOW, SINCE, UNTIL, WALKED, PLACE = range(5)
+"""Of a lane that is walked over: its row, the step with which that begins and the one behind it; the steps walked over,
+and where they are in what is filled in."""
+
+LINE: Fields = [
+    *((name, np.float64) for name in ("tokens", "sequences", "low", "slope")),
+    *((name, np.int64) for name in ("origin", "above", "row")),
+]
+"""The time of a lane's decodes under one set of tables, as a line in their cached tokens up to ``above``; of a row."""
 BATCH: Fields = [(name, np.int64) for name in ("step_decodes", "step_kv", "chunks", "chunk_tokens")]
 """What a lane has scheduled: as in LANE."""
 
@@ -77,11 +87,15 @@ def step_ends(
 
 
 class StepEnds(NamedTuple):
-    """When the steps of a log end; ranks in lockstep share theirs."""
+    """When the steps of each group end, one group after the other; ranks in lockstep share theirs."""
 
     first: NDArray[np.int32]
-    """[rows] the first step of each row, as an index of ``end``."""
+    """[rows] the first step of each row, as an index of the others; of what is no step that of the row before."""
     end: Floats
+    emitted: NDArray[np.int32]
+    """Decodes that emit tokens in it."""
+    begins: NDArray[np.bool_]
+    """Whether a row of any lane begins with it."""
 
 
 def step_ends_of_rows(
@@ -89,8 +103,9 @@ def step_ends_of_rows(
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)
-    together = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
-    found = StepEnds(np.zeros(len(rows), dtype=np.int32), np.empty(together))
+    count = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
+    first = np.zeros(len(rows), dtype=np.int32)
+    found = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
     _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
     return found
 
@@ -99,8 +114,53 @@ def seconds(
     log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers
 ) -> Floats:
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
-    nothing = StepEnds(np.empty(0, dtype=np.int32), np.empty(0))
-    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, nothing)
+    none = np.empty(0, dtype=np.int32)
+    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, StepEnds(none, np.empty(0), none, none > 0))
+
+
+def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, Integers]:
+    """(Lanes for which there is room in each replica, [lanes + 1] where the steps of the group of each lane begin): of
+    lanes in lockstep the first one's are those of all."""
+    width = max(int(rows["lane"].max(initial=0)) + 1, int(lockstep_lanes.max(initial=1)))
+    lane = rows["replica"].astype(np.int64) * width + rows["lane"]
+    steps = np.bincount(lane, weights=rows["steps"], minlength=width * len(lockstep_lanes)).reshape(-1, width)
+    steps[lockstep_lanes > 1, 1:] = 0
+    return width, np.append(0, np.cumsum(steps.astype(np.int64)))
+
+
+def unfold(rows: NDArray[Any], found: StepEnds, block_size: Integers) -> tuple[NDArray[Any], Integers]:
+    """(The rows as the loop wrote them, where each lane of a group has one as soon as any has; the row that each was
+    folded into). ``block_size`` [replicas]: tokens of the blocks that rows count."""
+    heads, begun = np.flatnonzero(rows["steps"]), np.append(0, np.cumsum(found.begins))
+    first = found.first[heads].astype(np.int64)
+    end = first + rows["steps"][heads]
+    counts = begun[end] - begun[first]
+    if (counts == 1).all():
+        return rows, np.arange(len(rows))
+    position = np.full(begun[-1], len(rows), dtype=np.int64)  # in the log, of what begins with a step
+    np.minimum.at(position, begun[first], heads)
+    of = np.repeat(np.arange(len(heads)), counts)
+    number = begun[first][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    begin = np.append(np.flatnonzero(found.begins), len(found.begins))
+    after = np.minimum(begin[number + 1], end[of])
+    parts = rows[heads[of]]
+    steps = begin[number] - first[of]
+    grown = steps * (parts["decodes"] + parts["chunk_tokens"])
+    block = block_size[parts["replica"]]
+    later = steps > 0
+    parts["start"][later] = found.end[begin[number[later]] - 1]
+    parts["steps"] = after - begin[number]
+    parts["kv_tokens"] += steps * parts["decodes"]
+    parts["chunk_context"] += steps * parts["chunk_tokens"]
+    parts["used_blocks"][later] += ((grown - parts["unfilled"] + block - 1) // block)[later]
+    parts["unfilled"] = 0
+    rest = np.flatnonzero(rows["steps"] == 0)
+    is_chunk = rows["chunk_tokens"][rest] > 0
+    head = np.searchsorted(heads, rest) - 1
+    at = np.where(is_chunk, position[begun[first[head]]], rest)
+    rank = np.where(is_chunk, rows["lane"][heads[head]], 0)
+    order = np.lexsort((np.append(heads[of], rest), np.append(parts["lane"], rank), np.append(position[number], at)))
+    return np.append(parts, rows[rest])[order], np.append(heads[of], rest)[order]
 
 
 def rows_of(log: Log) -> NDArray[Any]:
@@ -121,14 +181,23 @@ def _walk(
     out: StepEnds,
 ) -> Floats:
     pools, floats, integers = flatten(tuple(table for of_pools in tables for table in of_pools))
-    totals = np.zeros(len(tables))
+    totals, (width, places) = np.zeros(len(tables)), _places(rows, lockstep_lanes)
     ranks, chunks = _largest(rows, lockstep_lanes)
+    at = np.zeros((len(places) - 1, 5), dtype=np.int64)
+    at[:, PLACE] = places[:-1]
+    lines = attributes(records(len(at) * len(tables), LINE))
+    lines["row"] = NONE
     walk(
         attributes(pools),
         floats,
         integers,
         attributes(rows),
-        np.ascontiguousarray(np.stack([pool_of_replica, lockstep_lanes], axis=1)),
+        np.ascontiguousarray(
+            np.stack([pool_of_replica, lockstep_lanes, np.arange(len(lockstep_lanes)) * width], axis=1)
+        ),
+        at,
+        np.zeros(len(at)),
+        lines,
         attributes(records(ranks, BATCH)),
         np.zeros((ranks, SEQUENCE + 1, chunks), dtype=np.int32),
         totals,
@@ -313,42 +382,142 @@ def rebuild(
         row = after
 
 
+@part
+def of_decodes(
+    pool: Pool, floats: Array, integers: Array, line: Any, anew: bool, decodes: int, kv_tokens: int
+) -> float:
+    """``batch_time.rank_time`` of a rank that only decodes, step after step: between two knots of context the time is
+    a line in the cached tokens."""
+    if anew:
+        line.above, line.tokens = 0, floats[pool.decode_tokens + decodes]
+        line.sequences = floats[pool.sequences + decodes]
+    if kv_tokens >= line.above:
+        j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
+        knot = integers[pool.context_knots + j]
+        width = decodes * (integers[pool.context_knots + j + 1] - knot)
+        at = pool.decode_attention + decodes * pool.num_contexts + j
+        line.origin = decodes * knot
+        line.above = line.origin + width if j < pool.num_contexts - 2 else FOREVER
+        line.low = floats[at]
+        line.slope = (floats[at + 1] - line.low) / float(width)
+    return (line.tokens + (line.low + line.slope * float(kv_tokens - line.origin))) + line.sequences
+
+
+@part
+def decodes_in_lockstep(
+    pool: Pool, floats: Array, integers: Array, at: Array, lines: Array, lanes: Array,
+    ranks: int, lead: int, first: int,
+) -> float:  # fmt: skip
+    """``batch_time.lockstep_time`` of ranks that only decode."""
+    gpu, largest, total = 0.0, 1, 0
+    for k in range(ranks):
+        lane = lanes[k]
+        decodes = max(lane.step_decodes, 1)
+        row, line = at[lead + k, NOW], lines[first + lead + k]
+        gpu = max(gpu, of_decodes(pool, floats, integers, line, line.row != row, decodes, lane.step_kv))
+        line.row = row
+        tokens = min(decodes, pool.most_tokens)
+        largest = max(largest, decodes)
+        total += tokens
+    if min(largest, pool.most_tokens) <= pool.graph_tokens:
+        total = ranks * integers[pool.padded + min(largest, pool.most_tokens)]
+    return step_time(pool, floats, gpu + floats[pool.expert_tokens + total], largest)
+
+
+@compiled
+def walk_to(
+    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lines: Array, lanes: Array,
+    seats: Array,
+    totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
+) -> None:  # fmt: skip
+    """Walk over the steps of a group up to ``until``."""
+    sets, end = len(totals), ends[lead]
+    count = len(pools) // sets
+    for step in range(at[lead, WALKED], until):
+        waits, emitted, chunks = 0.0, 0, 0
+        for k in range(ranks):
+            row = at[lead + k, NOW]
+            waits = max(waits, rows[row].transfer)
+            emitted += rows[row].decodes - rows[row].discarded
+            read_batch(rows, row, lanes[k], seats[k], step - at[lead + k, SINCE])
+            chunks += lanes[k].chunks
+        for s in range(sets):
+            tables = pools[s * count + pool]
+            if ranks > 1 and chunks == 0:
+                took = decodes_in_lockstep(tables, floats, integers, at, lines, lanes, ranks, lead, s * len(at))
+                took = took + waits
+            else:
+                took = lanes_time(tables, lanes, seats, floats, integers, 0, ranks) + waits
+            totals[s] += ranks * took
+            if s == 0:
+                end = end + took
+        if len(out_end) > 0:
+            out_end[at[lead, PLACE] + step], out_emitted[at[lead, PLACE] + step] = end, emitted
+    at[lead, WALKED], ends[lead] = until, end
+
+
 @entry
 def walk(
-    pools: Array,
-    floats: Array,
-    integers: Array,
-    rows: Array,
-    layout: Array,
-    lanes: Array,
-    seats: Array,
-    totals: Array,
-    out_first: Array,
-    out_end: Array,
-) -> None:
-    """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under
-    the first one, if they have room, fill in when the steps of each group end and which of them is a row's first.
-    ``layout`` [replicas, 2]: its pool, and lanes that step together."""
-    row, at = first_step(rows), 0
-    sets, wanted = len(totals), len(out_end) > 0
-    count = len(pools) // sets
-    while row < len(rows):
-        pool, ranks = layout[rows[row].replica]
-        after = after_lanes(rows, row, ranks)
+    pools: Array, floats: Array, integers: Array, rows: Array, layout: Array, at: Array, ends: Array, lines: Array,
+    lanes: Array, seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array, out_begins: Array,
+) -> None:  # fmt: skip
+    """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under the first
+    one fill in a ``StepEnds`` that has room. ``layout`` [replicas, 3]: its pool, lanes that step together, its first
+    lane. A group is walked over as far as a new row of one of its lanes begins: rows are in order of time in each.
+    """
+    wanted = len(out_end) > 0
+    for row in range(len(rows)):
+        if rows[row].steps == 0:
+            if wanted and row > 0:
+                out_first[row] = out_first[row - 1]
+            continue
+        pool, ranks, first = layout[rows[row].replica]
+        lane = first + rows[row].lane
+        lead = first if ranks > 1 else lane
+        begin = at[lane, UNTIL]
+        if begin > at[lead, WALKED]:
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+                    pool, ranks, lead, begin)  # fmt: skip
+        at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = (
+            row,
+            begin,
+            begin + rows[row].steps,
+            rows[row].start,
+        )
         if wanted:
-            for i in range(row, after):
-                out_first[i] = at
-        end = rows[row].start
-        for j in range(rows[row].steps):
-            waits, last = 0.0, row
-            for k in range(ranks):
-                waits = max(waits, rows[last].transfer)
-                last = read_batch(rows, last, lanes[k], seats[k], j)
-            for s in range(sets):
-                took = lanes_time(pools[s * count + pool], lanes, seats, floats, integers, 0, ranks) + waits
-                totals[s] += ranks * took
-                if wanted and s == 0:
-                    end = end + took
-                    out_end[at] = end
-            at += 1
-        row = after
+            out_first[row] = at[lead, PLACE] + begin
+            out_begins[out_first[row]] = True
+    for replica in range(len(layout)):
+        pool, ranks, first = layout[replica]
+        last = layout[replica + 1, 2] if replica + 1 < len(layout) else len(at)
+        for lead in range(first, last, ranks):
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+                    pool, ranks, lead, at[lead, UNTIL])  # fmt: skip
+
+
+@entry
+def add_up(columns: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array) -> None:
+    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
+    where any row of its group begins. ``columns`` [8, rows]: the first step, steps, blocks and what is unfilled of them
+    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most.
+    """
+    for row in range(len(start)):
+        first, steps, used, unfilled, grown, tokens, block, most = columns[:, row]
+        begin, at, after = start[row], 0, 0
+        while at < steps:
+            after = at + 1
+            while after < steps and not begins[first + after]:
+                after += 1
+            until = end[first + after - 1]
+            seconds, share = until - begin, 1.0
+            if low > -np.inf:
+                inside = min(until, high) - max(begin, low)
+                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
+            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
+            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
+            out[0, row] += share * (after - at)
+            out[1, row] += share * seconds
+            out[2, row] += share * (after - at) * (at + 0.5 * (after - at - 1))
+            out[3, row] += share * seconds * level
+            out[4, row] = max(out[4, row], float(blocks))
+            begin, at = until, after

@@ -154,6 +154,8 @@ ROW: Fields = [
     ("used_blocks", np.int32),
     ("waiting", np.int32),
     ("discarded", np.int32),
+    ("unfilled", np.int16),  # of a folded row: tokens that its blocks have room for (core.log)
+    ("paused", np.int8),  # whether the group's step before it had ended earlier
     ("transfer", np.float64),  # seconds that the step takes longer than its batch
 ]
 

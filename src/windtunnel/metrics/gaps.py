@@ -124,7 +124,8 @@ def gaps_of_groups(
     gap[first[heads]] = ends[first[heads]] - log.start[heads]
     rows = _decode_rows(steps, earlier.ends)
     at, later = _rows_joined(steps, rows, lane, time)
-    open_ends = dict(earlier.ends) | dict(zip(rows.lane.tolist(), rows.end.tolist(), strict=True))
+    last = np.flatnonzero(np.diff(rows.lane, append=-1))
+    open_ends = dict(earlier.ends) | dict(zip(rows.lane[last].tolist(), rows.end[last].tolist(), strict=True))
     rest = Earlier(open_ends, lane[later], time[later])
     some = np.append(rows.paused, np.False_)[at]
     at, joined = at[some], time[some]
@@ -160,6 +161,7 @@ def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
     lane = lane_number(log.replica[rows], log.lane[rows])
     order = np.argsort(lane, kind="stable")
     rows, lane = rows[order], lane[order]
+    del order
     start, end = log.start[rows], steps.ends_of(rows)
     before = np.append(np.nan, end[:-1])[: len(end)]
     opens = np.flatnonzero(np.diff(lane, prepend=-1))
@@ -259,8 +261,11 @@ def _joins(steps: Steps) -> tuple[Integers, Floats]:
     requests, stalls = steps.run.requests, steps.run.stalls
     who = np.concatenate([np.arange(len(requests.id)), stalls.request])
     time = np.concatenate([requests.first_token, stalls.resumed_token])
-    stalled_at_once = np.isin(who + 1j * time, stalls.request + 1j * stalls.last_token)
-    decodes = (time + TOLERANCE < requests.finish[who]) & ~stalled_at_once
+    decodes = time + TOLERANCE < requests.finish[who]
+    stalled = np.zeros(len(requests.id), dtype=np.bool_)
+    stalled[stalls.request] = True
+    some = np.flatnonzero(stalled[who])
+    decodes[some] &= ~np.isin(who[some] + 1j * time[some], stalls.request + 1j * stalls.last_token)
     return lanes_at(steps, who[decodes], time[decodes]), time[decodes]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,13 +94,9 @@ class Steps:
     @cached_property
     def emitted(self) -> Counts:
         """[g] decodes of each of them that emit tokens: one each, or ``tokens_of_decode``."""
-        log = self.run.iterations
-        if self.run.piped or len(log.steps) == 0:
+        if self.run.piped or len(self.run.iterations.steps) == 0:
             return self.decodes
-        tokens = (log.decodes - log.discarded)[self.heads]
-        first, steps = self.grouped.first[self.heads], log.steps[self.heads]
-        new = np.flatnonzero(np.diff(first, prepend=-1))  # the first rank of each group
-        return np.repeat(np.add.reduceat(tokens, new).astype(np.int32), steps[new])
+        return self.grouped.emitted
 
     @cached_property
     def decode_width(self) -> Integers:
@@ -156,22 +152,26 @@ class Steps:
         found: Floats = self.grouped.end[self.grouped.first[heads] + self.run.iterations.steps[heads] - 1]
         return found
 
+    @cached_property
+    def unfolded(self) -> "Steps":
+        """Of a log with a row for each lane wherever one of its group begins a row."""
+        run = self.run.unfolded()
+        return self if run is self.run else Steps(run)
+
     def pieces(self) -> Iterator["Steps"]:
-        """The same in pieces with neighbouring columns, each of whole steps of groups; pipelines in one."""
+        """The same in pieces of the log with neighbouring columns, but for ``ends``, ``emitted``; pipelines in one."""
         log, size = self.run.iterations, len(self.run.iterations.steps)
         if self.run.piped or size <= PIECE:
             yield self
             return
-        first, low = self.grouped.first, 0
+        low = 0
         while low < size:
             high = min(low + PIECE, size)
-            while high < size and first[high] == first[high - 1]:
+            while high < size and log.steps[high] == 0:
                 high += 1
-            last = int(first[high]) if high < size else len(self.grouped.end)
             columns = {one.name: np.ascontiguousarray(getattr(log, one.name)[low:high]) for one in fields(log)}
             run = replace(self.run, iterations=Iterations(**columns))
-            ends = self.grouped.end[int(first[low]) : last]
-            yield Steps(run, self.grouped._replace(first=first[low:high] - first[low], end=ends))
+            yield Steps(run, self.grouped._replace(first=self.grouped.first[low:high]))
             low = high
 
     @cached_property
@@ -207,13 +207,45 @@ class Steps:
         log = self.run.iterations
         return log.decodes[self.heads] * self.decode_width[log.replica[self.heads]] + self.chunk_tokens
 
-    def share_inside(self, window: Window) -> Floats:
-        """[heads] share of each row's time that lies in the window: a row cut by the edge counts in proportion."""
-        starts, seconds = self.run.iterations.start[self.heads], self.row_seconds[self.heads]
-        if not window.trimmed:
-            return np.ones(len(self.heads))
-        inside = np.minimum(starts + seconds, window.end) - np.maximum(starts, window.start)
-        return np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0)
+    def inside(self, window: Window) -> "Inside":
+        """What of each row lies in the window: what an edge cuts, until another row of its group begins, counts in
+        proportion."""
+        from windtunnel.core.rebuild import add_up
+
+        log, heads = self.run.iterations, self.heads
+        replica, start = log.replica[heads], log.start[heads]
+        if self.run.piped:
+            seconds = self.row_seconds[heads]
+            inside = np.minimum(start + seconds, window.end) - np.maximum(start, window.start)
+            share = np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0) if window.trimmed else 1.0
+            steps = (log.steps[heads] * share).astype(np.float64)
+            used = log.used_blocks[heads].astype(np.float64)
+            return Inside(steps, seconds * share, steps * (log.steps[heads] - 1) / 2, seconds, used, share)
+        entries, pools = self.run.manifest["replicas"], self.run.manifest["pools"]
+        of_pool = np.array([[pools[entry["pool"]][name] for entry in entries] for name in ("block_size", "kv_blocks")])
+        grown = log.decodes[heads] + log.chunk_tokens[heads]
+        columns = (self.grouped.first[heads], log.steps[heads], log.used_blocks[heads], log.unfilled[heads], grown,
+                   self.tokens, *of_pool[:, replica])  # fmt: skip
+        found = np.zeros((5, len(heads)))
+        edges = (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
+        times = start.astype(np.float64), self.grouped.end, self.grouped.begins
+        add_up(np.stack(columns).astype(np.int64), *times, *edges, found)
+        return Inside(found[0], found[1], found[2], found[3], found[4], 1.0)
+
+
+class Inside(NamedTuple):
+    """Of the rows that start a step, what lies in a window."""
+
+    steps: Floats
+    seconds: Floats
+    passed: Floats
+    """Σ over these steps of the row's steps before each."""
+    held: Floats
+    """Blocks times seconds; nothing of use of pipelines."""
+    peak: Floats
+    """Most blocks that any of its steps begins with."""
+    share: float | Floats
+    """Of rows of pipelines; 1 elsewhere."""
 
 
 def unroll(run: Run) -> Steps:
@@ -288,8 +320,8 @@ def held_between(steps: Steps, capacity: Floats) -> InFlight:
     return InFlight(replica, begin, end, capacity[replica] * log.transfer[some] / (end - begin))
 
 
-def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:
-    """[heads] FLOPs over all GPUs of a rank, and bytes per GPU, of all steps of each head row.
+def work(steps: Steps, footprint: Footprint, inside: Inside) -> tuple[Floats, Floats]:
+    """[heads] FLOPs over all GPUs of a rank, and bytes per GPU, of the steps of each head row that are ``inside``.
 
     FLOPs: 2 per weight a token passes through, the head once per sampled request, attention 2·heads·head_dim for
     QKᵀ and for PV per (query, visible context) pair. Bytes: the weights once per step (of the routed experts those that
@@ -298,12 +330,11 @@ def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:
     window cuts in within the run; decodes are taken at their mean context.
     """
     log, heads = steps.run.iterations, steps.heads
-    count = log.steps[heads].astype(np.float64)
     decodes = log.decodes[heads].astype(np.float64)
-    middle = (count - 1) / 2
+    middle = inside.passed / np.where(inside.steps > 0, inside.steps, 1.0)
     context = (log.kv_tokens[heads] + decodes * middle) / np.maximum(decodes, 1)
     chunk = log.chunk_tokens.astype(np.float64)
-    behind = log.chunk_context + chunk * np.where(log.steps > 0, (log.steps - 1) / 2, 0.0)
+    behind = log.chunk_context + chunk * np.where(log.steps > 0, middle[steps.head_of_row], 0.0)
     tokens = steps.tokens.astype(np.float64)
     flops = footprint.linear_flops_per_token * tokens + footprint.head_flops * steps.batch
     moved = footprint.weight_bytes + _expert_bytes(footprint, tokens)
@@ -314,7 +345,7 @@ def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:
         chunk_pairs, chunk_read = by_head
         flops = flops + pair_flops * (seen + chunk_pairs)
         moved = moved + stored * (seen + chunk_read + tokens)
-    runs = count * (steps.batch > 0)
+    runs = inside.steps * (steps.batch > 0)
     return flops * runs, moved * runs
 
 

@@ -38,6 +38,7 @@ class Timeline:
 
 def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None = None) -> Timeline:
     """The timeline of a run from its first arrival to its last event, or ``between`` two times (s)."""
+    steps = steps.unfolded
     run, requests = steps.run, steps.run.requests
     first, last = between or span(requests, steps.ends)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)

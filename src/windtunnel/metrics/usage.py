@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Steps, blocks_in_use, held_between, in_flight, sums, work
+from windtunnel.metrics.steps import Inside, Steps, blocks_in_use, held_between, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -181,29 +181,28 @@ def _totals(steps: Steps, window: Window, prints: list[Footprint | None]) -> dic
 
 def _sums(steps: Steps, window: Window, pool: Integers, prints: list[Footprint | None]) -> dict[str, Floats]:
     """Those of one piece of the log."""
-    log, heads, share = steps.run.iterations, steps.heads, steps.share_inside(window)
+    log, heads, inside = steps.run.iterations, steps.heads, steps.inside(window)
     owner, number = log.replica[heads], len(pool)
-    count = log.steps[heads] * share * (steps.batch > 0)
-    seconds = steps.row_seconds[heads] * share
-    worked = seconds * (steps.batch > 0)
+    count = inside.steps * (steps.batch > 0)
+    worked = inside.seconds * (steps.batch > 0)
     decodes = log.decodes[heads] > 0
     kinds = ((steps.chunks > 0) & ~decodes, (steps.chunks == 0) & decodes, (steps.chunks > 0) & decodes)
     peak = np.zeros(number)
-    np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
-    used, under_way = _held(steps, pool, window)
+    np.maximum.at(peak, owner, inside.peak)
+    used, under_way = _held(steps, pool, window, inside)
     rows = {
-        "computing": steps.row_busy[heads] * share,
+        "computing": steps.row_busy[heads] * inside.share if steps.run.piped else inside.seconds,
         "iterations": count,
         "worked": worked,
         "batches": count * steps.batch,
-        "in_steps": seconds * steps.batch,
+        "in_steps": inside.seconds * steps.batch,
         "tokens": count * steps.tokens,
         "prefill": count * steps.chunk_tokens,
         "decode": count * log.decodes[heads],
     }
     return {
         **{name: sums(owner, values, number) for name, values in rows.items()},
-        **_work_done(steps, prints, pool, share),
+        **_work_done(steps, prints, pool, inside),
         "peak": peak,
         "used": used,
         "under_way": under_way,
@@ -250,8 +249,11 @@ def _replica_usage(
         )
 
 
-def _held(steps: Steps, pool: Integers, window: Window) -> tuple[Floats, Floats]:
+def _held(steps: Steps, pool: Integers, window: Window, inside: Inside) -> tuple[Floats, Floats]:
     """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
+    if not steps.run.piped:
+        owner = steps.run.iterations.replica[steps.heads]
+        return sums(owner, inside.held, len(pool)), sums(owner, inside.seconds, len(pool))
     present = in_flight(steps, blocks_in_use(steps))
     flying = present.inside(window)
     return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
@@ -277,16 +279,16 @@ def _stays(steps: Steps, window: Window, replica: Integers, begin: Floats, end: 
     return sums(replica[here], np.maximum(inside, 0.0), len(steps.run.manifest["replicas"]))
 
 
-def _work_done(steps: Steps, prints: list[Footprint | None], pool: Integers, share: Floats) -> dict[str, Floats]:
+def _work_done(steps: Steps, prints: list[Footprint | None], pool: Integers, inside: Inside) -> dict[str, Floats]:
     """[replicas] FLOPs, and bytes moved, of the steps; 0 without a footprint."""
     owner = steps.run.iterations.replica[steps.heads]
     flops, moved = np.zeros(len(pool)), np.zeros(len(pool))
     for index, constants in enumerate(prints):
         if constants is not None:
             mine = pool == index
-            done, read = work(steps, constants)
-            flops[mine] = sums(owner, done * share, len(pool))[mine]
-            moved[mine] = sums(owner, read * share, len(pool))[mine]
+            done, read = work(steps, constants, inside)
+            flops[mine] = sums(owner, done, len(pool))[mine]
+            moved[mine] = sums(owner, read, len(pool))[mine]
     return {"flops": flops, "moved": moved}
 
 

@@ -99,7 +99,7 @@ Rule = Callable[[Rows], Finding | None]
 def bottlenecks(run: Run, *, steps: Steps | None = None) -> tuple[Finding, ...]:
     """What limits a run, the most telling first; empty for a run without a step. ``steps`` is the unrolled log, if the
     caller has it already."""
-    rows = Rows(steps or unroll(run))
+    rows = Rows((steps or unroll(run)).unfolded)
     if len(run.iterations.steps) == 0 or not rows.active.any():
         return ()
     found = [found for rule, least in RULES.items() if (found := rule(rows)) is not None and found.share >= least]

@@ -312,12 +312,16 @@ class BoundReport:
 def find_bounds(job: BoundJob) -> BoundReport:
     """The bounds of every candidate of a job, its tables read once for all questions."""
     report, perf = BoundReport(), job.questions[0].perf
+    found: dict[tuple[object, ...], tuple[Bound, ...]] = {}
     for candidate in job.candidates:
+        deployment = candidate.deployment
         try:
-            pools = deployment_key(candidate.deployment, perf)
-            tables = tables_for(job.questions[0], candidate.deployment, pools)
-            report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
-            report.pools[candidate.index] = pools
+            pools = deployment_key(deployment, perf)
+            same = (pools, *((pool.role, pool.replicas) for pool in deployment.pools))  # whatever the router
+            if same not in found:
+                tables = tables_for(job.questions[0], deployment, pools)
+                found[same] = rate_bounds(deployment, job.questions, tables)
+            report.bounds[candidate.index], report.pools[candidate.index] = found[same], pools
         except InputError as error:
             report.refused[candidate.index] = str(error)
     return report

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.drafts import Drafts
+from windtunnel.policy.encoder import Encoder
 from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
@@ -102,6 +103,8 @@ class VllmV1(Settings):
     one (vLLM ≤ 0.20)."""
     drafts: Drafts | None = None
     """What a drafter proposes, which steps verify; None: nothing."""
+    encoder: Encoder | None = None
+    """What inputs of an encoder, such as images, may take; None: prompts have none."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
@@ -115,10 +118,11 @@ class VllmV1(Settings):
             )
         if self.pipeline_parallel_size < 1:
             raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
-        if self.pipeline_parallel_size > 1 and (self.prefill_schedule_interval > 1 or self.max_loras or self.drafts):
+        interval = self.prefill_schedule_interval > 1
+        if self.pipeline_parallel_size > 1 and (interval or self.max_loras or self.drafts or self.encoder):
             raise InputError(
-                "prefill_schedule_interval, max_loras, drafts: not simulated in a pipeline; leave them out, or use one "
-                "stage"
+                "prefill_schedule_interval, max_loras, drafts, encoder: not simulated in a pipeline; leave them out, "
+                "or use one stage"
             )
         require_words(self)
 
@@ -161,7 +165,7 @@ class VllmV1(Settings):
     @property
     def takes_stores(self) -> bool:
         """See Settings."""
-        plain = self.pipeline_parallel_size == 1 and self.drafts is None
+        plain = self.pipeline_parallel_size == 1 and self.drafts is None and self.encoder is None
         return self.prefix_caching and plain and self.admission_order == "fcfs"
 
     def with_drafts(self, drafts: Drafts | None) -> Self:

@@ -110,10 +110,21 @@ def demand(
         max_tokens=np.array(max_tokens, dtype=np.int64),
         priority=np.array([row.priority for row in rows], dtype=np.int64),
         adapter=np.array([row.adapter for row in rows], dtype=np.int64),
+        images=images_of(rows),
         hash_ids=None if answers else hash_ids([row.tokens for row in rows], block_size),
         hash_block_size=block_size,
         begins=tree(begins_of(rows)) if answers else None,
     )
+
+
+def images_of(rows: Sequence[RecordedRequest]) -> tuple[NDArray[np.int64], ...] | None:
+    """Inputs of an encoder, as of ``Demand``."""
+    numbers: dict[str, int] = {}
+    given = [
+        (offset, size, numbers.setdefault(name, len(numbers))) for row in rows for offset, size, name in row.images
+    ]
+    first = np.cumsum([0, *(len(row.images) for row in rows)])
+    return (first, *np.array(given, dtype=np.int64).T) if given else None
 
 
 def begins_of(rows: Sequence[RecordedRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

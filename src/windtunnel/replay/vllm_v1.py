@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run
+from windtunnel.policy.encoder import Encoder
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
 from windtunnel.replay.loop import Decision, Loop, Record, Scheduler, Step, linear, seconds_of
-from windtunnel.replay.readable.encoder import EncoderLimits
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, coefficients, known
 from windtunnel.replay.vllm_v1_core import Core, Drafting, drafts_of
-from windtunnel.replay.vllm_v1_readable import Readable, speculation
 
 VERSIONS = {
     "vllm-0.33": "0.33.0",
@@ -53,8 +52,6 @@ CONFIG: Record = {
 
 ADDITIONS = {"spec", "prefill_schedule_interval", "max_loras", "encoder_cache_size"}
 """Settings that a later recorder knows, whose summary has no ``ttft``."""
-NOT_IN_THE_CORE = {"encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input"}
-"""Settings of drafts and of the encoder, which only the scheduler as plain objects knows."""
 
 
 def limits(config: Mapping[str, Any]) -> Limits:
@@ -79,7 +76,14 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
         max_loras=config["max_loras"],
         prefill_schedule_interval=config["prefill_schedule_interval"],
+        encoder=encoder_of(config),
     )
+
+
+def encoder_of(config: Mapping[str, Any]) -> Encoder | None:
+    """What inputs of an encoder may take; None: there are none."""
+    given = config["encoder_compute_budget"], config["encoder_cache_size"]
+    return Encoder(*given, config["disable_chunked_mm_input"]) if any(given) else None
 
 
 class Engine(Scheduler, Protocol):
@@ -114,9 +118,6 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     If the scheduler can never go on, a record of type ``stuck`` comes last: two requests of equal priority and arrival
     may preempt each other for ever.
 
-    The compiled core decides, or, where there are drafts that steps verify or inputs of an encoder, the scheduler as
-    plain objects.
-
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
@@ -124,36 +125,10 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     Raises:
         InputError: an unknown version or setting, or a request that can never run.
     """
-    if recording.config.keys() & NOT_IN_THE_CORE or any(row.images for row in recording.requests):
-        yield from replay_readable(recording, version)
-        return
     room, rules = settings_of(recording, version)
-    drafts = drafts_of(recording)
-    if drafts is None:
-        yield from records(Core(recording, room, rules), recording, version, rules)
-        return
-    rules = replace(rules, drafts=drafts)
-    one = Drafting(recording, room, rules)
-    yield from records(one, recording, version, rules, ended=lambda: one.outcome)
-
-
-def replay_readable(recording: Recording, version: str) -> Iterator[Record]:
-    """As ``replay``, by the scheduler as plain objects: some thousand steps a second."""
-    room, rules = settings_of(recording, version)
-    config = config_of(recording)
-    drafting = speculation(recording.config.get("spec"), recording)
-    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
-    encoder = EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
-    one = Readable(recording, room, rules, drafting, encoder)
-    encodes = "encoder_cache_size" in recording.config
-    yield from records(
-        one,
-        recording,
-        version,
-        rules,
-        decided=lambda _: one.encoded if encodes else {},
-        ended=lambda: one.outcome if drafting.num_speculative_tokens else {},
-    )
+    one = Core(recording, room, rules) if rules.drafts is None else Drafting(recording, room, rules)
+    decided = one.encoded if rules.encoder else _nothing
+    yield from records(one, recording, version, rules, decided=decided, ended=lambda: one.outcome)
 
 
 def settings_of(recording: Recording, version: str) -> tuple[Limits, VllmV1]:
@@ -162,7 +137,7 @@ def settings_of(recording: Recording, version: str) -> tuple[Limits, VllmV1]:
         raise unknown("scheduler", version, VERSIONS)
     config = config_of(recording)
     coefficients(recording)
-    room, rules = limits(config), policy(config, version)
+    room, rules = limits(config), replace(policy(config, version), drafts=drafts_of(recording))
     _check_requests(recording, room)
     return room, rules
 
@@ -221,7 +196,15 @@ def records(
 
 
 def _check_requests(recording: Recording, room: Limits) -> None:
+    encoder = encoder_of(config_of(recording)) or Encoder(0, 0)
+    most = min(encoder.compute_budget, encoder.cache_size)
     for row in recording.requests:
+        largest = max((size for _, size, _ in row.images), default=0)
+        if largest > most:
+            raise InputError(
+                f"request {row.id!r}: an image of {largest} embeddings never fits encoder_compute_budget="
+                f"{encoder.compute_budget} and encoder_cache_size={encoder.cache_size}: raise them to it, as vLLM does"
+            )
         if not can_ever_run(row.prompt_tokens, row.output_tokens, room):
             raise InputError(
                 f"request {row.id!r}: {row.prompt_tokens} + {row.output_tokens} tokens never fit max_model_len="

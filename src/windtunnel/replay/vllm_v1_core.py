@@ -10,6 +10,7 @@ import numpy as np
 
 from windtunnel.core.records import GONE, NONE
 from windtunnel.core.schedulers.vllm_v1.drafts import REQUEST, YIELDED
+from windtunnel.core.schedulers.vllm_v1.encoder import CONTENT, STEP
 from windtunnel.core.seats import NEVER, NOW, WHO
 from windtunnel.policy import Limits, VllmV1, generated
 from windtunnel.policy.drafts import Drafts
@@ -42,6 +43,8 @@ class Core:
         """Preempted in the latest decision, in the order of the running list."""
         self.outcomes: deque[tuple[list[int], list[int]]] = deque()
         """(Emitted, finished) of each step in flight."""
+        self.outcome: Record = {}
+        """What became of the drafts of the step that ended last."""
 
     @property
     def free_blocks(self) -> int:
@@ -53,6 +56,22 @@ class Core:
         """What prefill_schedule_interval looks at."""
         lane = self.lane.lane
         return interval_words(int(lane["last_prefill_step"]), int(lane["executed"]), bool(lane["capacity_bound"]))
+
+    def encoded(self, decision: Decision) -> Record:
+        """What the encoder computes in the step that was decided, and what its cache holds."""
+        encoder, lane = self.stepper.state.extra.encoder, self.lane.lane
+        names = [name for row in self.lane.rows for _, _, name in row.images]
+        found = {}
+        for part in decision.parts:
+            r = self.numbers[part.r]
+            steps = encoder.inputs[encoder.first[r] : encoder.first[r + 1], STEP]
+            found[self.lane.rows[r].id] = np.flatnonzero(steps == lane["encoder_step"]).tolist()
+        dropped = encoder.dropped[ONLY, : lane["encoder_dropped"]]
+        return {
+            "encoder": {name: inputs for name, inputs in found.items() if inputs},
+            "encoder_free": int(lane["encoder_free"]),
+            "encoder_freed": [names[np.argmax(encoder.inputs[:, CONTENT] == content)] for content in dropped],
+        }
 
     @property
     def preemptions(self) -> list[int]:
@@ -157,8 +176,6 @@ class Drafting(Core):
         super().__init__(recording, room, rules)
         self.flying: deque[tuple[list[int], list[tuple[int, int]], list[int]]] = deque()
         """(Requests, those that get tokens and how many, those that end) of each step in flight."""
-        self.outcome: Record = {}
-        """What became of the drafts of the step that ended last."""
 
     def launch(self, decision: Decision, end: float) -> None:
         """The decision takes effect; its tokens count when its output arrives."""

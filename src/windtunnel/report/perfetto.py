@@ -34,6 +34,7 @@ def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
     """
     if max_events < 100:
         raise InputError(f"max_events={max_events}: must be ≥ 100")
+    steps = steps.unfolded
     merged = max(1, -(-len(steps.row) // (max_events // 2)))
     number, apart = len(steps.run.requests.id), steps.run.handovers is not None
     stride = max(1, -(-number * (HANDED_EVENTS if apart else REQUEST_EVENTS) // (max_events // 2)))

@@ -162,7 +162,7 @@ def _head(name: str, kind: str, text: str) -> str:
 
 def _kv_at_end(steps: Steps) -> list[tuple[int, float]]:
     """Blocks that unfinished requests hold at the end, as a share: 0 when the run drained."""
-    run = steps.run
+    run = steps.unfolded.run
     engines = len(run.manifest["replicas"])
     if not (run.requests.status == UNFINISHED).any():
         return [(engine, 0.0) for engine in range(engines)]

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate
 from windtunnel.serve.engine import Engine
+from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
 from windtunnel.serve.openai.answers import Text, Wording, text_of
@@ -43,8 +44,6 @@ from windtunnel.serve.tokens import (
     FileTokenizer,
     SeededWords,
     Tokenizer,
-    block_names,
-    chat_text,
     echoed_words,
     tokens_of,
 )
@@ -84,6 +83,7 @@ class Front:
     def __init__(self, engine: Engine, manners: Manners, meters: Meters, log: Log) -> None:
         self.engine, self.manners, self.meters, self.log = engine, manners, meters, log
         self._secret = manners.seed.to_bytes(16, signed=True)
+        self._texts = Texts(engine.deployment.hash_block_size, self._secret)
         self._numbers = itertools.count()
         self._began = int(time.time())
         self.open = 0
@@ -107,13 +107,13 @@ class Front:
         body, pace = await read_object(text), Pace()
         check_model(body, self.manners.model)
         check_sampling(body)
-        asked = await read_chat(body, chat_text, pace) if chat else read_completion(body)
+        asked = await read_chat(body, pace) if chat else read_completion(body)
         shape = shape_of(body) if chat else None
         name = f"{'chatcmpl' if chat else 'cmpl'}-{next(self._numbers):08x}"
         wording = Wording(asked, name, self.manners.model, int(time.time()), shape.tool if shape else None)
         answer = (EventStream if asked.stream else WholeAnswer)(self.engine, wording, caller)
         self._check_room(asked)
-        arrivals = await self._arrivals(asked, shape, pace)
+        arrivals = await self._arrivals(asked, wording, shape, pace)
         choices = await self._submit(arrivals, answer.tell, caller.came, asked.stream)
         try:
             await answer.send(choices)
@@ -126,27 +126,39 @@ class Front:
         if wanted > most:
             raise RefusedError(f"{wanted} answers in one request: must be at most {most}")
 
-    async def _arrivals(self, asked: Asked, shape: Shape | None, pace: Pace) -> Arrivals:
+    async def _arrivals(self, asked: Asked, wording: Wording, shape: Shape | None, pace: Pace) -> Arrivals:
         found: Arrivals = []
-        size, longest = self.engine.deployment.hash_block_size, self.engine.deployment.longest
+        longest, texts = self.engine.deployment.longest, self._texts
         for number, one in enumerate(asked.prompts):
             prompt = await checked(one, asked.prompts[0], longest, pace)
-            if isinstance(prompt, str):
-                self._limit(max(self.manners.tokenizer.least(prompt), 1), asked)
-                await pace.spend(len(prompt) >> 5)
-            tokens = await tokens_of(prompt, self.manners.tokenizer)
-            count = max(len(tokens), 1)
+            names, rest = await self._prompt(prompt, asked, pace)
+            await names.add(await tokens_of(rest, self.manners.tokenizer), pace)
+            count = max(names.tokens, 1)
             limit = self._limit(count, asked)
-            names = await block_names(tokens, size, self._secret, pace) if size else ()
             said = prompt if isinstance(prompt, str) else await written(prompt, " ", pace)
             for k in range(asked.n):
                 await pace.spend(64 + (len(said) >> 7))
                 drawn = self._drawn(said, asked.seed, k, limit)
                 words = partial(self._words, said, asked.seed, k)
                 text = await text_of(words, drawn, limit, asked, shape)
+                answer = texts.answered(names, text.output_tokens - (text.last is not None))
+                if isinstance(prompt, str):
+                    said_later = partial(_said, wording, len(found), text)
+                    await texts.learn(prompt, Served(answer, said_later), pace)
                 lengths = count, text.output_tokens, limit
-                found.append((Arrival(*lengths, asked.priority, names, asked.session), text, number))
+                arrival = Arrival(*lengths, asked.priority, tuple(answer.names), asked.session)
+                found.append((arrival, text, number))
         return found
+
+    async def _prompt(self, prompt: str | Sequence[int], asked: Asked, pace: Pace) -> tuple[Names, str | Sequence[int]]:
+        """What of a prompt has been served before, and what follows. Raises RefusedError for too long a text."""
+        if not isinstance(prompt, str):
+            return self._texts.nothing(), prompt
+        names, begun = await self._texts.read(prompt, asked.places, pace)
+        rest = prompt[begun:]
+        self._limit(max(names.tokens + self.manners.tokenizer.least(rest), 1), asked)
+        await pace.spend(len(rest) >> 5)
+        return names, rest
 
     def _limit(self, prompt_tokens: int, asked: Asked) -> int:
         """Tokens that the answer may have. Raises RefusedError where prompt and limit do not fit."""
@@ -212,7 +224,7 @@ class Front:
         """/tokenize."""
         body = await read_object(await self._body(caller))
         check_model(body, self.manners.model)
-        asked = await read_chat(body, chat_text, Pace()) if "messages" in body else read_completion(body)
+        asked = await read_chat(body, Pace()) if "messages" in body else read_completion(body)
         if len(asked.prompts) > 1 or not isinstance(asked.prompts[0], str):
             raise RefusedError("prompt: must be one text")
         if (least := self.manners.tokenizer.least(asked.prompts[0])) > self.engine.deployment.longest:
@@ -266,6 +278,11 @@ class Front:
     async def openapi(self, _: Request) -> Response:
         """/openapi.json."""
         return JSONResponse(document())
+
+
+def _said(wording: Wording, index: int, text: Text) -> str:
+    """An answer as it stands in a prompt that goes on from it."""
+    return wording.in_prompts(index, text.whole())
 
 
 async def written(tokens: Sequence[int], between: str, pace: Pace) -> str:

@@ -27,10 +27,11 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.serve.connection import came
 from windtunnel.serve.events import Splitter, data_of, says_something
+from windtunnel.serve.kv.texts import Names
 from windtunnel.serve.openai.documents import read_object
 from windtunnel.serve.openai.requests import Asked, RefusedError, checked, read_chat, read_completion
 from windtunnel.serve.pace import Pace
-from windtunnel.serve.tokens import Tokenizer, block_names, chat_text, tokens_of
+from windtunnel.serve.tokens import Tokenizer, tokens_of
 
 ANSWERS = ("/v1/completions", "/v1/chat/completions")
 OF_THE_CONNECTION = frozenset(
@@ -228,7 +229,7 @@ class Proxy:
         try:
             document = await read_object(body)
             if path != ANSWERS[0]:
-                return await read_chat(document, chat_text, Pace())
+                return await read_chat(document, Pace())
             asked = read_completion(document)
             await checked(asked.prompts[0], asked.prompts[0], LARGEST_MEASURED, Pace())
             return asked
@@ -239,7 +240,7 @@ class Proxy:
         if not self._block_size:
             return ()
         tokens = await tokens_of(asked.prompts[0], self._tokenizer)
-        return await block_names(tokens, self._block_size, self._secret, Pace())
+        return tuple((await Names(self._block_size, self._secret).add(tokens, Pace())).names)
 
     async def _measured(self, answer: httpx.Response, measured: Measured, wants_usage: bool) -> AsyncIterator[bytes]:
         """Pass events on as they come, and note when; what the client does not read to its end is left out."""

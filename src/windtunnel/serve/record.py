@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import json
+from math import nextafter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ ON_DISK_SECONDS = 0.5
 """After which what has ended, and came before all that is under way, stands in the file."""
 
 
+MOST_BLOCKS = 1 << 20
+"""Of which it is known who wrote them first."""
+
+
 class Recorder:
-    """Writes each request that has ended as a line, in the order of their arrivals.
+    """Writes each request that has ended as a line, in the order of their arrivals: with which earlier one its prompt
+    begins, and, where that includes its answer, how long after its end the request came.
 
     What a client has left behind has the tokens that were computed for it; what it left while it waited is left out,
     because nothing was computed of it.
@@ -23,13 +29,17 @@ class Recorder:
     def __init__(self, path: Path, engine: Engine) -> None:
         """Raises InputError if the file cannot be written."""
         self._engine, self._size = engine, engine.deployment.hash_block_size
-        self._waiting: list[tuple[float, dict[str, Any]]] = []
+        self._waiting: list[tuple[float, dict[str, Any], Stream]] = []
+        self._written: list[tuple[int, float, int]] = []
+        """Of each row the tokens of its prompt, its end, and its session."""
+        self._sessions: dict[str, int] = {}
+        self._first: dict[int, tuple[int, int]] = {}
+        """(Row, blocks): where the text up to the end of a block was written first, the longest unused first."""
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise InputError(f"record {str(path)!r}: cannot be written ({error.strerror})") from error
-        head: dict[str, Any] = {"schema_version": 1, "name": path.stem}
-        self._line(head | ({"hash_block_size": self._size} if self._size else {}))
+        self._line({"schema_version": 2, "name": path.stem})
         engine.observers.append(self.end)
 
     def end(self, stream: Stream) -> None:
@@ -43,9 +53,7 @@ class Recorder:
                 "max_tokens": asked.max_tokens,
                 "priority": asked.priority,
             }
-            if self._size:
-                row["hash_ids"] = list(asked.hash_ids)
-            heapq.heappush(self._waiting, (stream.arrived, row))
+            heapq.heappush(self._waiting, (stream.arrived, row, stream))
 
     async def keep_on_disk(self) -> None:
         """Write what may be written, again and again, until cancelled."""
@@ -56,7 +64,40 @@ class Recorder:
 
     def _write(self, until: float) -> None:
         while self._waiting and self._waiting[0][0] < until:
-            self._line(heapq.heappop(self._waiting)[1])
+            _, row, stream = heapq.heappop(self._waiting)
+            number, asked = len(self._written), stream.arrival
+            session = self._sessions.setdefault(asked.session, number) if asked.session else None
+            if asked.hash_ids:
+                session = self._say_what_it_shares(row, asked.hash_ids, session)
+            row["session"] = number if session is None else session
+            self._written.append((asked.prompt_tokens, stream.last_token, row["session"]))
+            self._line(row)
+
+    def _say_what_it_shares(self, row: dict[str, Any], names: tuple[int, ...], session: int | None) -> int | None:
+        """``begins``, ``after`` and ``think_time``; whose session it is, if that is known."""
+        number, known = len(self._written), self._first
+        begins, cause = None, None
+        for name in names[: row["prompt_tokens"] // self._size]:
+            if name not in known:
+                break
+            whose, blocks = known[name] = known.pop(name)  # the latest to be used
+            prompt, end, its = self._written[whose]
+            if blocks * self._size > prompt:
+                if session not in (None, its) or not end <= row["arrival"]:
+                    break
+                cause = whose
+            begins = [whose, blocks * self._size]
+        if begins is not None:
+            row["begins"] = begins
+        if cause is not None:
+            _, end, session = self._written[cause]
+            row["after"], row["think_time"] = [cause], _between(end, row.pop("arrival"))
+        text = (row["prompt_tokens"] + row["output_tokens"]) // self._size
+        for block, name in enumerate(names[:text], 1):
+            known.setdefault(name, (number, block))
+        while len(known) > MOST_BLOCKS:
+            del known[next(iter(known))]
+        return session
 
     def _line(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -65,3 +106,13 @@ class Recorder:
         """Write what is left."""
         self._write(float("inf"))
         self._file.close()
+
+
+def _between(end: float, arrival: float) -> float:
+    """What is added to a time to give the other, to the bit where that can be."""
+    found = arrival - end
+    for _ in range(4):
+        if end + found == arrival:
+            break
+        found = nextafter(found, float("inf") if end + found < arrival else 0.0)
+    return found

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.errors import InputError
-from windtunnel.serve.pace import Pace
-
-NAME_BITS = 52
-"""Of a block's name: numbers up to 2⁵³ keep their value in every reader of JSON."""
 
 WORDS = re.findall(
     r"\S+",
@@ -109,24 +105,7 @@ async def tokens_of(prompt: str | Sequence[int], tokenizer: Tokenizer) -> Sequen
     return tokenizer.encode(prompt)
 
 
-NAMED_AT_ONCE = 256
-"""Blocks between two turns of others."""
-
-
-async def block_names(tokens: Sequence[int], block_size: int, secret: bytes, pace: Pace) -> tuple[int, ...]:
-    """A name for each full block: equal for equal text up to its end, and of no use without the secret."""
-    blocks, names = len(tokens) // block_size, list[int]()
-    text, rest = blake2b(key=secret, digest_size=8), 64 - NAME_BITS
-    for first in range(0, blocks, NAMED_AT_ONCE):
-        count = min(NAMED_AT_ONCE, blocks - first)
-        await pace.spend(4 * count)
-        data = struct.pack(f">{count * block_size}Q", *tokens[first * block_size : (first + count) * block_size])
-        size, digests = 8 * block_size, []
-        for begin in range(0, count * size, size):
-            text.update(data[begin : begin + size])
-            digests.append(text.copy().digest())
-        names += [name >> rest for name in struct.unpack(f">{count}Q", b"".join(digests))]
-    return tuple(names)
+TURN_ENDS = "<|im_end|>\n"
 
 
 def chat_text(messages: Sequence[tuple[str, str]]) -> str:
@@ -136,7 +115,7 @@ def chat_text(messages: Sequence[tuple[str, str]]) -> str:
     """
     if not messages:
         return "<|im_start|>assistant\n"
-    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+    return "".join(f"<|im_start|>{role}\n{content}{TURN_ENDS}" for role, content in messages)
 
 
 class SeededWords:

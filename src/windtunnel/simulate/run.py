@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -82,7 +82,8 @@ class Iterations(_Table):
     ``decodes`` requests emit a token in each step; ``kv_tokens`` is what they have in the cache before the first step
     together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
     grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
-    lockstep write one row each for every step, idle ones too. ``used_blocks`` and ``waiting`` hold after the first
+    lockstep have a row for every step together, idle ones too: each a new one only where it changes, or begins after a
+    pause of all of them. ``used_blocks`` and ``waiting`` hold after the first
     step was scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the
     start of the next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
     """
@@ -102,6 +103,9 @@ class Iterations(_Table):
     its declared limit, which an asynchronous scheduler learns one step late; or it follows a pause, and is a stall."""
     transfer: Floats
     """Seconds that each step takes longer than its batch, because blocks move between device and host."""
+    unfilled: Integers
+    """Where another lane of the group has a row that begins within this one, after j steps: ``used_blocks`` are then
+    ⌈(j · (decodes + chunk_tokens) − unfilled) / block_size⌉ more."""
 
     @classmethod
     def of(cls, rows: NDArray[Any]) -> Self:
@@ -190,7 +194,25 @@ class Run:
         engine's)."""
         from windtunnel.core.rebuild import iteration_times
 
-        return iteration_times(*self._log(times))
+        rows, of = self._unfolded()
+        found = iteration_times(rows, *self._log(times)[1:])
+        return found if rows is self.iterations.rows else found._replace(row=of[found.row].astype(np.int32))
+
+    def unfolded(self) -> Self:
+        """The same run with a row for each lane of a group wherever one of its lanes begins a row: ``used_blocks`` and
+        ``waiting`` of all of them are known there."""
+        rows, _ = self._unfolded()
+        return self if rows is self.iterations.rows else replace(self, iterations=Iterations.of(rows))
+
+    def _unfolded(self) -> tuple[NDArray[Any], Integers]:
+        from windtunnel.core.rebuild import unfold
+
+        rows, _, _, lanes = self._log(None)
+        if self.piped or not (lanes > 1).any() or len(rows) == 0:
+            return rows, np.zeros(0, dtype=np.int64)
+        pools = self.manifest["pools"]
+        blocks = np.array([pools[replica["pool"]]["block_size"] for replica in self.manifest["replicas"]])
+        return unfold(rows, self.step_ends(), blocks)
 
     def durations(self, times: tuple[Times, ...]) -> Floats:
         """How long every single step of every lane would take under these tables."""
@@ -361,6 +383,9 @@ def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls | Handov
     names = [field.name for field in fields(kind)]
     columns = {}
     for name in names:
+        if name == "unfilled" and name not in table.column_names:  # before logs were folded
+            columns[name] = np.zeros(len(table), dtype=np.int16)
+            continue
         column = table.column(name).combine_chunks()
         if kind is Requests and name == "status":
             texts = column.to_pylist()

@@ -162,10 +162,11 @@ def _record(
         if changes:
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
-            handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
+            handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked, folds=True)
         return handed, about_waits(crossing.rules, handed)
-    run = run_service if changes else run_core
-    return run(fleet, demand, numbers[0], uniforms[0]), []
+    if changes:
+        return run_service(fleet, demand, numbers[0], uniforms[0]), []
+    return run_core(fleet, demand, numbers[0], uniforms[0], folds=True), []
 
 
 def router_stream(seed: int) -> np.random.Generator:

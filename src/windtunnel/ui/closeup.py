@@ -22,6 +22,7 @@ def closeup(steps: Steps, start: float | None, end: float | None) -> dict[str, A
     Raises:
         InputError: times that are none, or in the wrong order.
     """
+    steps = steps.unfolded
     first, last = span(steps.run.requests, steps.ends)
     begin, until = first if start is None else start, last if end is None else end
     if not (np.isfinite(begin) and np.isfinite(until) and begin < until):

@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle.disaggregated_records import run_disaggregated
 from oracle.schedulers import unified
+from oracle.vllm_v1 import scheduler as vllm_v1
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import handed_unlike, handing_case
@@ -26,7 +27,6 @@ from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.policy.named import Router
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Forecast, Foresight, Planner, Thresholds
-from windtunnel.replay.readable import vllm_v1
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]) | st.floats(0.0, 1.0, width=16)

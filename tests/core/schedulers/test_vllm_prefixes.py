@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from oracle.loop import Loop, Replica, round_robin
 from oracle.replica import Group, table_time
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.workload.traces import load_trace
 from windtunnel.workload.transforms import head
 

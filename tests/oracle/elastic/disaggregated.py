@@ -22,8 +22,8 @@ from oracle.loop import (
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.reservation import Receiver, Reservation
+from oracle.vllm_v1.request import Request
 from windtunnel.policy.scaling import Failure, Lives
-from windtunnel.replay.readable.request import Request
 
 SIDES = ("prefill", "decode")
 

@@ -21,9 +21,9 @@ from oracle.loop import (
 )
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
+from oracle.vllm_v1.request import Request
 from windtunnel.policy import Limits
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Look, PoolLives
-from windtunnel.replay.readable.request import Request
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 WAITS = ON_THE_WAY | {LEASE_ENDS, TIME_OUT}

@@ -10,11 +10,11 @@ from traceback import extract_tb
 from typing import Any, cast
 
 from oracle.schedulers.steady import Seen, Steady
+from oracle.vllm_v1.batch import Batch, Scheduled
+from oracle.vllm_v1.blocks import has_room
+from oracle.vllm_v1.request import Request
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, PythonScheduler
-from windtunnel.replay.readable.batch import Batch, Scheduled
-from windtunnel.replay.readable.blocks import has_room
-from windtunnel.replay.readable.request import Request
 
 EVICTIONS = 100
 """Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""

@@ -5,9 +5,9 @@ from math import inf
 
 from oracle.replica import Group, InFlight, Step, table_time
 from oracle.schedulers.custom import Custom
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
 
 MOST = 1 << 16
 """Equal steps that are looked for at once."""

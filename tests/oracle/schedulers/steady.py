@@ -10,8 +10,8 @@ from dataclasses import fields
 from heapq import heappop, heappush
 from typing import Any
 
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
 
 
 class Clock:

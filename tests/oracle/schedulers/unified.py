@@ -3,10 +3,10 @@
 from collections import deque
 
 from oracle.schedulers.unified_queue import Door, Queue, declared_output
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
 
 Chunks = list[tuple[Request, int]]
 

@@ -3,9 +3,9 @@
 from bisect import insort
 from collections.abc import Callable
 
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
 from windtunnel.policy import Limits, Policy
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
 
 KEYS: dict[str, Callable[[Request, int], float]] = {
     "priority": lambda request, _: request.priority,

@@ -2,9 +2,9 @@
 
 from collections import deque
 
+from oracle.vllm_v1.batch import Batch, Scheduled
+from oracle.vllm_v1.request import Request
 from windtunnel.policy import Limits, WholeBatches
-from windtunnel.replay.readable.batch import Batch, Scheduled
-from windtunnel.replay.readable.request import Request
 
 
 class Scheduler:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 from oracle.loop import Loop, Replica, round_robin
 from oracle.replica import Group, table_time
 from oracle.schedulers.unified import Scheduler
+from oracle.vllm_v1.request import Request
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Policy
-from windtunnel.replay.readable.request import Request
 
 SMALL = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40, block_size=4)
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from oracle.loop import Loop, Replica, round_robin
 from oracle.pipeline import PassageTime, Pipeline
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 ROOMY = Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=400, num_blocks=1000, block_size=4)
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.replica import Balance, Group
+from oracle.vllm_v1 import scheduler as vllm_v1
+from oracle.vllm_v1.request import Request
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Limits, Policy, VllmV1
-from windtunnel.replay.readable import vllm_v1
-from windtunnel.replay.readable.request import Request
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from oracle.disaggregated_records import run_disaggregated
 from oracle.schedulers import unified
+from oracle.vllm_v1 import scheduler as vllm_v1
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.rebuild import iteration_times
@@ -36,7 +37,6 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
-from windtunnel.replay.readable import vllm_v1
 from windtunnel.simulate.run import Iterations
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))

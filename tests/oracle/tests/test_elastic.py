@@ -12,11 +12,11 @@ from oracle.elastic.roster import PoolOf
 from oracle.elastic_mixed import Elastic
 from oracle.loop import Loop, Replica, least_outstanding
 from oracle.replica import Group, table_time
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thresholds
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=4)
 POLICY = VllmV1(async_scheduling=False)

@@ -17,13 +17,13 @@ from vllm_v1_pipeline_driver import passage
 from oracle.loop import Loop, Replica, round_robin
 from oracle.pipeline import Pipeline, table_passage
 from oracle.tests.pipelines import ROOMY, constant, serve, steps, tokens
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording
 from windtunnel.replay.vllm_v1 import CONFIG, SINCE_0_32, limits, policy
 from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES

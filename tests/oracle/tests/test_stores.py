@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from oracle.loop import Loop, Replica, round_robin
 from oracle.replica import Group, table_time
 from oracle.stores import Port, Shelf, Store, Tiered
+from oracle.vllm_v1.request import Request
 from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.tiers import Eviction, Tier
-from windtunnel.replay.readable.request import Request
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=12, block_size=4)
 POLICY = VllmV1(prefix_caching=True, async_scheduling=False)

@@ -36,11 +36,13 @@ from windtunnel.core.engine import (
     Integers,
     Record,
     arrivals_of,
+    folding_of,
     new_state,
     turns_of,
     with_room,
 )
 from windtunnel.core.hooks import address, raise_failures
+from windtunnel.core.log import Folding
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     ALL,
@@ -112,6 +114,8 @@ class Passing:
     routers: tuple[int, int]
     limit: int
     stages: Any
+    folding: Folding | None = None
+    """What folds its log, if anything is to."""
 
     @property
     def views(self) -> tuple[State, State]:
@@ -130,7 +134,7 @@ class Passing:
             why = loop(*args, self.stages, None)
             if why != FULL:
                 return int(why)
-            self.state = with_room(self.state)
+            self.state = with_room(self.state, self.folding)
 
 
 def run(
@@ -142,6 +146,7 @@ def run(
     jumps: bool = True,
     in_step: bool = False,
     decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
+    folds: bool = False,
 ) -> Handed:
     """Simulate pools that prefill and pools that decode.
 
@@ -155,16 +160,20 @@ def run(
         in_step: no replica stays behind the others. The result is the same.
         decode_router: the function or the settings of the router of decode pools, where it has any; those of the other
             one stand in the fleet.
+        folds: leave only the rows of the log where a lane changes (``core.log``).
 
     Raises:
         InputError: a scheduler that does not hand over, or takes nothing.
     """
     passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router)
+    passing.folding = folding_of(passing.fleet) if folds else None
     passing.state.counters[JUMPS] = jumps
     passing.order.in_step[0] |= in_step
     passing.go(np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))
     check(passing.state)
+    if passing.folding:
+        passing.folding.fold(passing.state, ended=True)
     return record_of(passing, demand, crossing)
 
 

@@ -47,7 +47,7 @@ class Contents:
             self._blank_routed = known.cache.holdings[0].item()
 
     def write(self, state: State, r: int, prompt: int, output: int, names: tuple[int, ...]) -> State:
-        """Slot ``r`` has a prompt whose full blocks have these names; the state, with more room if it was needed."""
+        """Slot ``r`` has a text whose full blocks have these names; the state, with more room if it was needed."""
         first = self._names.first(r, len(names))
         table = self._tables.first(r, (prompt + output) // self._smallest + 1)
         known = state.routing

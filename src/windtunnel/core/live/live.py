@@ -75,7 +75,7 @@ class Arrival:
     """The limit that it declares."""
     priority: int = 0
     hash_ids: tuple[int, ...] = ()
-    """Contents of the prompt's full blocks; equal numbers: equal text up to the end of the block."""
+    """Contents of the full blocks of prompt and answer; equal numbers: equal text up to the end of the block."""
     session: str = ""
     """Whose request it is, for a router that keeps sessions together; empty: nobody's."""
 
@@ -84,7 +84,7 @@ class Live(Service):
     """A fleet that takes requests as they come; times never run backwards."""
 
     def __init__(self, fleet: Fleet, router: int, stream: Stream, hash_block_size: int = 0, slots: int = SLOTS) -> None:
-        """``stream``: of the random router; ``hash_block_size``: tokens of a block of a prompt whose contents are
+        """``stream``: of the random router; ``hash_block_size``: tokens of a block of a text whose contents are
         named, 0 without any. An autoscaler that looks ahead sees that nothing comes.
         """
         self.size = hash_block_size

@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, forget_requests, give_back, let_go, offer, prefix_cache, stand_for
 from windtunnel.core.blocks import clear as clear_cache
+from windtunnel.core.blocks import forget_requests, give_back, let_go, offer, prefix_cache, stand_for
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
 from windtunnel.core.pipelines import turns
-from windtunnel.core.pipelines.stages import PIPE_OF_LANE, clear_pipe, num_stages, pipes
+from windtunnel.core.pipelines.stages import clear_pipe, num_stages, pipes
 from windtunnel.core.pipelines.turns import count_turn, equal_rounds, given_tokens, is_in_flight, latest_end, turn_of
-from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.records import IDLE, NONE, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_disaggregation import join, may_stage, occupied, stage, unstage
+from windtunnel.core.schedulers.vllm_v1 import admission
+from windtunnel.core.schedulers.vllm_v1.encoder import encoder_of, end_inputs, forget_inputs, release_ended
+from windtunnel.core.schedulers.vllm_v1.fields import LANE_FIELDS, LONG_AGO, POOL_FIELDS, REQUEST_FIELDS, SETTINGS
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval
 from windtunnel.core.seats import (
     EMPTY,
@@ -43,68 +46,18 @@ from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
-__all__ = ["given_tokens", "join", "latest_end", "let_go", "may_stage", "occupied", "stage", "unstage"]
-
-SETTINGS = (
-    "chunked_prefill",
-    "reserve_full_prompt",
-    "async_scheduling",
-    "stop_at_last_token",
-    "skip_unfit_prompts",
-    "long_prefill_token_threshold",
-    "adaptive_threshold",
-    "threshold_when_alone",
-    "plain_blocks_first",
-    "return_victim_tokens",
-    "track_place",
-    "go_on_after_own_preemption",
-    "prefill_schedule_interval",
-    "interval_when_alone",
-    "max_loras",
-)
-"""Fields of VllmV1 that a pool has, too."""
-
-LONG_AGO = -(1 << 60)
-
-POOL_FIELDS: Fields = [
-    (name, np.int64)
-    for name in (
-        *SETTINGS[:2],
-        *SETTINGS[3:],
-        "watermark_blocks",
-        "by_priority",
-        "evict_worst",
-        "stages",
-    )
-]
-
-LANE_FIELDS: Fields = [
-    ("held", np.int64),  # the turn after the latest step that held decodes back
-    ("held_from", np.int64),  # none of them, or of those that joined since, has a seat before this one
-    ("held_beside", np.int64),  # the latest step that held decodes back while others took part
-    ("resumed", np.int64),  # decodes of this step that were held back alone: their gap is a stall
-    ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
-    ("silent", np.int64),  # decisions since the last token
-    # prefill_schedule_interval
-    ("executed", np.int64),  # steps so far that computed anything in any rank of the group
-    ("last_prefill_step", np.int64),  # the latest of them with prompts
-    ("capacity_bound", np.int64),  # requests wait for seats or memory
-    ("holds_prompts", np.int64),  # prompts get nothing in this step
-    ("prefills", np.int64),  # they get something
-    # max_loras
-    ("adapters", np.int64),  # of the running requests
-    ("deferred", np.int64),  # requests that were passed over in this step
-    *CACHE_OF_LANE,
-    *PIPE_OF_LANE,
-    *chunks.STORES_OF_LANE,
-]
-
-REQUEST_FIELDS: Fields = [
-    ("key", np.float64),  # its priority
-    ("held_clock", np.int32),  # its turn after a step that held it back
-    ("certain", np.int32),  # tokens that could be offered when it was last looked at
-    ("last_step", np.int32),  # the latest one that computed anything of it, while it waits or is held
-    ("adapter", np.int32),  # 0: the base model
+__all__ = [
+    "LANE_FIELDS",
+    "POOL_FIELDS",
+    "REQUEST_FIELDS",
+    "given_tokens",
+    "join",
+    "latest_end",
+    "let_go",
+    "may_stage",
+    "occupied",
+    "stage",
+    "unstage",
 ]
 
 
@@ -119,6 +72,8 @@ class Extra(NamedTuple):
     """Those of the running requests, in any order; None where no pool limits them."""
     stores: Any
     """core.stores.chunks.Stores, or None where there are no KV stores."""
+    encoder: Any
+    """encoder.Encoder, or None where no pool has one."""
     drafts: Any
     """None: speculation is that of ``schedulers.vllm_v1.drafts``."""
 
@@ -154,7 +109,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if any(policy.max_loras > 0 for policy in fleet.policies):
         adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
         requests["adapter"] = 0 if demand.adapter is None else demand.adapter
-    return Extra(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache), None)
+    stores = chunks.stores_of(fleet, demand, lanes, cache)
+    return Extra(cache, pipe, adapters, stores, encoder_of(fleet, demand, pools, lanes), None)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -171,6 +127,8 @@ def forget(state: State, requests: NDArray[np.int64]) -> None:
     """Requests have nothing in the cache."""
     if state.extra.cache is not None:
         forget_requests(state.extra.cache, requests)
+    if state.extra.encoder is not None:
+        forget_inputs(state.extra.encoder, requests)
     if state.extra.stores is not None:
         chunks.forget(state.extra.stores, requests)
 
@@ -207,15 +165,30 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, None, ranks)
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.schedule_together(pool, lane, requests, seats, extra, most)
-    if budget == passes.NO_ROOM:
-        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, extra, most)
+    budget, preempted = passes.schedule_together(pool, lane, requests, seats, extra, extra.encoder, most)
+    together = budget != passes.NO_ROOM
+    if not together:
+        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, extra, extra.encoder, most)
     elif lane.held >= lane.clock:
         passes.forget_held(pool, lane, requests, seats, extra, extra.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
+        admission.admit(
+            pool,
+            lane,
+            requests,
+            seats,
+            extra,
+            extra.adapters,
+            extra.stores,
+            extra.drafts,
+            extra.encoder,
+            budget,
+            most,
+            start,
+        )
+    end_inputs(pool, lane, requests, seats, extra.encoder, together, passes.decodes)
     end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
@@ -322,6 +295,7 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
             request.context = context
         else:
             give_back(pool, lane, extra.cache, r, context, request.prompt + request.output - 1, False)
+        release_ended(lane, extra.encoder, r)
         stand_up(lane, seats, seat)
         depart(lane, requests, r)
     lane.leaving = kept
@@ -477,7 +451,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     stays so: free blocks only get fewer, and so do the blocks that it finds.
     """
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
-    if lane.leaving > 0 or lane.ghosts > 0 or lane.held == lane.clock:
+    if lane.leaving > 0 or lane.ghosts > 0 or lane.held == lane.clock or lane.encoder_busy > 0:
         return 0, 0, False
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
     budget = pool.max_num_batched_tokens - lane.decodes
@@ -497,10 +471,11 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         tokens = budget
         possible = min(possible, (left - 1) // tokens - 1)
     elif possible > 0 and lane.head != NONE:
-        if passes.may_be_overtaken(pool, lane, requests, seats, state.extra.adapters):
+        if admission.may_be_overtaken(pool, lane, requests, seats, state.extra.adapters):
             return 0, 0, False
         most = passes.most_tokens(pool, lane)
-        if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) > 0:
+        asks = (extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
+        if admission.head_tokens(pool, lane, requests, *asks) != 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -533,7 +508,8 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             budget = pool.max_num_batched_tokens - extra.pipe.slots[k].decodes
-            if passes.head_tokens(pool, lane, requests, extra, extra.stores, extra.drafts, budget, most) != 0:
+            asks = (extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
+            if admission.head_tokens(pool, lane, requests, *asks) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs

@@ -5,7 +5,7 @@ from windtunnel.core.compiled import part
 from windtunnel.core.pipelines.stages import num_stages
 from windtunnel.core.pipelines.turns import count_turn
 from windtunnel.core.records import NONE, Lane, Pool, State
-from windtunnel.core.schedulers.vllm_passes import sit_last
+from windtunnel.core.schedulers.vllm_v1.admission import sit_last
 from windtunnel.core.seats import ends_at, skip_decodes
 from windtunnel.core.stores.waits import has_beside, note_joined, note_staged, note_unstaged
 

@@ -24,6 +24,7 @@ from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, STEPPED, A
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes
+from windtunnel.core.schedulers.vllm_v1 import admission
 from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, stand_up
 from windtunnel.core.step import begin_boundary, depart
 
@@ -60,8 +61,9 @@ class Extra(NamedTuple):
     pipe: Any
     adapters: Any
     stores: Any
+    encoder: Any
     drafts: Any
-    """These as in ``schedulers.vllm``; the last three are None."""
+    """These as in ``schedulers.vllm``; the last four are None."""
     decoded: Array
     """When the latest step with decodes of each slot ends."""
     flights: Array
@@ -208,7 +210,17 @@ def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, i: 
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
+def evict(
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    extra: Any,
+    stores: Any,  # noqa: ARG001 - as in ``passes``
+    encoder: Any,  # noqa: ARG001 - likewise
+    i: int,
+    now: int,
+) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget. It still gets the tokens that are on their way."""
     r = seats[WHO, i]
@@ -249,10 +261,10 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, None, most, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, None, None, most, wanted_tokens, serve, evict
     )
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
+        admission.admit(pool, lane, requests, seats, extra, None, extra.stores, extra.drafts, None, budget, most, start)
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0

@@ -1,20 +1,25 @@
-"""The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
+"""The pass of vLLM's v1 scheduler over the running requests; see ``vllm``, and ``vllm_v1.admission`` for the others.
 
 Where prefixes are not cached ``extra.cache`` is None, without a pipeline ``extra.pipe``, without KV stores
-``extra.stores``, without speculation ``extra.drafts``; what asks for them then vanishes when it is compiled.
+``extra.stores``, without speculation ``extra.drafts``, without inputs of an encoder ``extra.encoder``; what asks for
+them then vanishes when it is compiled.
 """
 
 from typing import Any
 
-import numpy as np
-
-from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, take
+from windtunnel.core.blocks import blocks_of, give_back, offer
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.pipelines import stages, turns
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
-from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
-from windtunnel.core.schedulers.vllm_v1.adapters import add_adapter, count_adapters, lacks_adapter
-from windtunnel.core.schedulers.vllm_v1.speculation import blocks_ahead, find_for_drafter, is_padded
+from windtunnel.core.records import QUEUED, Array, Lane, Pool, Request
+from windtunnel.core.schedulers.vllm_v1.encoder import (
+    begin_inputs,
+    compute_inputs,
+    has_inputs,
+    tokens_with_inputs,
+    withdraw_inputs,
+)
+from windtunnel.core.schedulers.vllm_v1.speculation import blocks_ahead
 from windtunnel.core.seats import (
     CONTEXT,
     EMPTY,
@@ -26,24 +31,13 @@ from windtunnel.core.seats import (
     WHO,
     add_chunk,
     insert_chunk,
-    sit,
     stand_up,
 )
-from windtunnel.core.stores.waits import (
-    LACKS,
-    LOADS,
-    begin_elsewhere,
-    forget_computed,
-    holders_first,
-    offer_newcomer,
-    take_held,
-)
+from windtunnel.core.stores.waits import forget_computed, offer_newcomer
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
 """In place of the budget that is left: blocks or tokens do not suffice for all running requests."""
-PASSED_OVER = -1
-"""In place of the tokens of a waiting request: it does not fit the budget, but the next one may."""
 
 
 # The queue.
@@ -111,7 +105,9 @@ def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: 
 
 
 @part
-def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int) -> tuple[int, bool]:
+def schedule_together(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, encoder: Any, most: int
+) -> tuple[int, bool]:
     """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
 
     Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
@@ -119,6 +115,11 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, ext
     matters which blocks they get; decodes that joined behind a prompt that is part-way are not.
     """
     preempted, given, behind = False, 0, False
+    if encoder is not None:
+        begin_inputs(pool, lane, encoder)
+        for i in range(lane.first, lane.top):
+            if seats[ENDS, i] == NEVER and has_inputs(encoder, seats[WHO, i], requests[seats[WHO, i]].context):
+                return NO_ROOM, False
     while True:
         decodes_need = turns.blocks_due(pool, lane, seats, extra.pipe) - given
         need = decodes_need
@@ -144,7 +145,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, ext
         served = min(decodes_need, lane.free)
         lane.free -= served
         given += served
-        evict(pool, lane, requests, seats, extra, extra.stores, lane.top - 1, 0)
+        evict(pool, lane, requests, seats, extra, extra.stores, encoder, lane.top - 1, 0)
         preempted = True
     lane.free -= need
     for i in range(lane.first, lane.top):
@@ -173,7 +174,9 @@ def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:
+def evict(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, encoder: Any, i: int, now: int
+) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget."""
     r = seats[WHO, i]
@@ -200,6 +203,8 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, sto
     request.context, request.held_clock, request.certain = 0, 0, 0
     if stores is not None:
         forget_computed(stores, lane, r)
+    if encoder is not None:
+        withdraw_inputs(lane, encoder, r)
     if now > 0:
         withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)
@@ -261,6 +266,7 @@ def visit_in_turn(
     seats: Array,
     extra: Any,
     drafts: Any,
+    encoder: Any,
     most: int,
     wants: Any,
     serve: Any,
@@ -268,9 +274,8 @@ def visit_in_turn(
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
     how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
-    if drafts is not None:
-        budget -= pool.draft_slots
+    slots = 0 if drafts is None else pool.draft_slots
+    budget, preempted, i, skipped = pool.max_num_batched_tokens - slots, False, 0, 0
     for k in range(lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:
@@ -282,12 +287,14 @@ def visit_in_turn(
         request = requests[seats[WHO, i]]
         tokens = min(wants(pool, lane, extra.pipe, request, ends), most, budget)
         context = request.context if ends == NEVER else turns.context_of(pool, lane, extra.pipe, request, ends)
+        if encoder is not None and ends == NEVER and tokens > 0:
+            tokens = tokens_with_inputs(pool, lane, encoder, seats[WHO, i], context, tokens)
         missing = missing_blocks(pool, drafts, request, context, tokens) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = drop(pool, lane, requests, seats, extra, extra.stores, found, seats[NOW, found])
+            returned = drop(pool, lane, requests, seats, extra, extra.stores, encoder, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -298,21 +305,24 @@ def visit_in_turn(
         if tokens > 0 and not gone:
             lane.free -= missing
             seats[NOW, i] = tokens
-            budget -= tokens
+            budget -= tokens + slots
             if drafts is not None:
-                budget -= pool.draft_slots
                 request.blocks += missing
             if ends == NEVER:
                 lane.prefills |= 1 if drafts is None else 0
                 serve(pool, lane, requests, seats, extra, i)
+            if encoder is not None:
+                compute_inputs(lane, encoder, seats[WHO, i])
         i += 1
     return budget, preempted
 
 
 @compiled
-def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int) -> tuple[int, bool]:
+def schedule_in_turn(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, encoder: Any, most: int
+) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
-    found = visit_in_turn(pool, lane, requests, seats, extra, None, most, wanted_tokens, compute_chunk, evict)
+    found = visit_in_turn(pool, lane, requests, seats, extra, None, encoder, most, wanted_tokens, compute_chunk, evict)
     hold_back(pool, lane, requests, seats, extra, extra.pipe)
     return found
 
@@ -369,208 +379,3 @@ def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: An
             request.certain = turns.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
             offer_newcomer(pool, lane, extra.cache, extra.stores, seats[WHO, i], request.certain)
             resume(lane, request, seats[ENDS, i], pipe)
-
-
-# The waiting pass.
-
-
-@part
-def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, drafts: Any, r: int, room: int) -> tuple[int, int]:
-    """(Blocks of a waiting request's beginning that are cached, or NO_ROOM if none could suffice, those of them that no
-    request holds)."""
-    if cache is None:
-        return 0, 0
-    if request.context != 0:
-        return 0, 0
-    passes = pool.skip_unfit_prompts and not pool.chunked_prefill
-    least = blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r)
-    if pool.reserve_full_prompt and not passes and least > room:
-        return NO_ROOM, 0
-    if drafts is not None:
-        return find_for_drafter(pool, lane, request, cache, r)
-    return find(pool, lane, request, cache, r)
-
-
-@part
-def head_tokens(
-    pool: Pool, lane: Lane, requests: Array, extra: Any, stores: Any, drafts: Any, budget: int, most: int
-) -> int:
-    """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
-    r = lane.head
-    if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
-        return 0
-    request = requests[r]
-    known = request.prompt + request.generated
-    room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
-    found, idle = look_up(pool, lane, request, extra.cache, drafts, r, room)
-    if found == NO_ROOM:
-        return 0
-    tokens = known - request.context - found * pool.block_size
-    if tokens > 1 and lane.holds_prompts:
-        return 0
-    tokens = min(tokens, most)
-    if drafts is not None and is_padded(pool, lane, tokens, request.context + found * pool.block_size):
-        tokens += pool.num_speculative_tokens
-        if tokens > budget:
-            return 0
-    if tokens > budget and not pool.chunked_prefill:
-        return PASSED_OVER if pool.skip_unfit_prompts else 0
-    tokens = min(tokens, budget)
-    wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
-    if drafts is not None:
-        ahead = request.context + found * pool.block_size + tokens + pool.lookahead
-        wanted = min(max(wanted, ahead), pool.max_model_len)
-    if stores is not None:
-        room += stores.rows[r].kept
-    return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
-
-
-@part
-def take_found(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int:
-    """Give an admitted request the cached blocks of its beginning; returns how many."""
-    if cache is None:
-        return 0
-    if request.context != 0:
-        return 0
-    found = take(lane, cache, r)
-    request.context = found * pool.block_size
-    if request.preemptions == 0:
-        request.cached_tokens = request.context
-    return found
-
-
-@part
-def sit_last(lane: Lane, seats: Array, r: int) -> int:
-    """Give a request the newest seat; returns which. All may move up for it."""
-    newest = lane.top
-    i = sit(lane, seats, r)
-    if i < newest:
-        lane.held_from = 0
-    return i
-
-
-@part
-def admit_head(
-    pool: Pool,
-    lane: Lane,
-    requests: Array,
-    seats: Array,
-    extra: Any,
-    stores: Any,
-    drafts: Any,
-    r: int,
-    tokens: int,
-    start: float,
-) -> None:
-    """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
-    request = requests[r]
-    has = take_found(pool, lane, request, extra.cache, r)
-    if stores is not None:
-        has += take_held(pool, lane, request, stores, r)
-    if drafts is None:
-        lane.free -= blocks_of(pool, request.context + tokens) - has
-    else:
-        request.blocks = blocks_ahead(pool, request.context + tokens)
-        lane.free -= request.blocks - has
-    if np.isnan(request.scheduled):
-        request.scheduled = start
-    request.sequence = lane.sequence
-    lane.sequence += 1
-    i = sit_last(lane, seats, r)
-    lane.prefills |= 1 if request.prompt + request.generated - request.context > 1 else 0
-    seats[NOW, i] = tokens
-    compute_chunk(pool, lane, requests, seats, extra, i)
-
-
-@part
-def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adapters: Any) -> bool:
-    """Whether others may be admitted before the head of the queue, because of its length or adapter."""
-    if pool.skip_unfit_prompts and not pool.chunked_prefill:
-        return True
-    count_adapters(lane, requests, seats, adapters)
-    return lane.running < pool.max_num_seqs and lacks_adapter(pool, lane, adapters, requests[lane.head])
-
-
-@part
-def output_is_missing(pool: Pool, lane: Lane, pipe: Any, drafts: Any, request: Request) -> bool:
-    """Whether the latest token of a waiting request is not known yet."""
-    if drafts is not None:
-        return bool(request.stale > 0 and pool.wait_for_output)
-    if pipe is None:
-        return False
-    return turns.is_in_flight(lane, request.last_step)
-
-
-@part
-def set_aside(pool: Pool, lane: Lane, requests: Array, extra: Any, budget: int, aside: int) -> int:
-    """Take those from the head of the queue who have to wait for their latest token, or for an adapter to go.
-
-    Returns them, linked by ``previous`` to the earlier ones (``aside``).
-    """
-    while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
-        request = requests[lane.head]
-        missing = output_is_missing(pool, lane, extra.pipe, extra.drafts, request)
-        if not missing and not lacks_adapter(pool, lane, extra.adapters, request):
-            break
-        r = pop(pool, lane, requests)
-        requests[r].previous = aside
-        lane.deferred += 1
-        aside = r
-    return aside
-
-
-@part
-def admit(
-    pool: Pool,
-    lane: Lane,
-    requests: Array,
-    seats: Array,
-    extra: Any,
-    stores: Any,
-    drafts: Any,
-    budget: int,
-    most: int,
-    start: float,
-) -> None:
-    """Admit from the head of the queue while it fits.
-
-    Those passed over go back to the front, the last one first, and before them those set aside, in their order.
-    """
-    first, last, aside = NONE, NONE, NONE
-    count_adapters(lane, requests, seats, extra.adapters)
-    if stores is not None and lane.holders > 0:
-        holders_first(stores, lane, requests)
-    while True:
-        aside = set_aside(pool, lane, requests, extra, budget, aside)
-        if stores is not None:
-            begun = begin_elsewhere(pool, lane, requests, stores, budget)
-            if begun == LOADS:
-                continue
-            if begun == LACKS:
-                break
-        tokens = head_tokens(pool, lane, requests, extra, stores, drafts, budget, most)
-        if tokens == 0:
-            break
-        r = pop(pool, lane, requests)
-        if tokens == PASSED_OVER:
-            requests[r].next = NONE
-            if first == NONE:
-                first = r
-            else:
-                requests[last].next = r
-            last = r
-            lane.deferred += 1
-            continue
-        add_adapter(lane, extra.adapters, requests[r].adapter)
-        admit_head(pool, lane, requests, seats, extra, stores, drafts, r, tokens, start)
-        budget -= tokens
-        if drafts is not None:
-            budget -= pool.draft_slots
-    while first != NONE:
-        following = requests[first].next
-        put(pool, lane, requests, first, True)
-        first = following
-    while aside != NONE:
-        following = requests[aside].previous
-        put(pool, lane, requests, aside, True)
-        aside = following

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import blend, octaves
 from windtunnel.perf.between.ensemble import TILES, RowsCurve, errors_over_rows, line, rounded
-from windtunnel.perf.database import Measured, Table, one_per_key
+from windtunnel.perf.database import KEPT, Columns, Measured, Table, one_per_key
 from windtunnel.perf.kernel import LAUNCH_GRAPH, RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 
@@ -346,13 +346,19 @@ class GemmTable(Table):
     def _build(self, lane: str, backend: str | None) -> GemmGrid | None:
         texts = ("gemm_dtype", "kernel_source")
         columns = self.database.read("gemm", "gemm_perf", texts, backend)
-        part = columns.where(gemm_dtype=lane) if columns is not None else None
-        if part is None or not len(part):
-            return None
-        keys = [part["n"], part["k"], part["m"]]
-        chosen = part.take(one_per_key(keys, part["latency"], part.texts["kernel_source"][0]))
-        n, k, m = (chosen[name].astype(float) for name in ("n", "k", "m"))
-        return gemm_grid(self.device, lane, n, k, m, chosen["latency"] * 1e-3)
+        return None if columns is None else _grid_of(columns, lane, self.device)
+
+
+@lru_cache(maxsize=KEPT)
+def _grid_of(columns: Columns, lane: str, device: Device) -> GemmGrid | None:
+    """The grid of a format in a file that was read; made once for all pools that ask."""
+    part = columns.where(gemm_dtype=lane)
+    if not len(part):
+        return None
+    keys = [part["n"], part["k"], part["m"]]
+    chosen = part.take(one_per_key(keys, part["latency"], part.texts["kernel_source"][0]))
+    n, k, m = (chosen[name].astype(float) for name in ("n", "k", "m"))
+    return gemm_grid(device, lane, n, k, m, chosen["latency"] * 1e-3)
 
 
 def _host_bound(grid: GemmGrid | None, plain: GemmGrid) -> bool:

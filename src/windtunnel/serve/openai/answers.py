@@ -7,7 +7,7 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from windtunnel.serve.openai.requests import Asked
+from windtunnel.serve.openai.requests import Asked, calls_text
 from windtunnel.serve.openai.shapes import Shape
 from windtunnel.serve.pace import Pace
 from windtunnel.serve.tokens import SeededWords
@@ -31,6 +31,8 @@ class Text:
     taken: int = 0
     drawn: SeededWords | None = None
     """What the pieces are, where they are words that are drawn."""
+    whole: Callable[[], str] = str
+    """All that it says."""
 
     def go_on_from(self, taken: int) -> None:
         """So many tokens have been taken otherwise, by their numbers."""
@@ -71,10 +73,10 @@ async def text_of(
         said = "".join(kept)
         at, stop = _first_stop(said, len(said) - len(kept[-1]), asked.stop)
         return _cut(kept, at + len(stop) if asked.include_stop else at)
-    found = words()
+    found, whole = words(), lambda: "".join(islice(pieces(), natural))
     if shape is None and isinstance(found, SeededWords):
-        return Text(pieces(), natural, reason, drawn=found)
-    return Text(pieces(), natural, reason)
+        return Text(pieces(), natural, reason, drawn=found, whole=whole)
+    return Text(pieces(), natural, reason, whole=whole)
 
 
 async def _until_a_stop(pieces: Iterator[str], natural: int, asked: Asked) -> list[str]:
@@ -110,7 +112,7 @@ def _cut(pieces: list[str], end: int) -> Text:
     for piece in pieces[:-1]:
         before.append(said[at : at + len(piece)])
         at += len(piece)
-    return Text(iter([*before, ""]), len(pieces), "stop", said[at:])
+    return Text(iter([*before, ""]), len(pieces), "stop", said[at:], whole=lambda: said)
 
 
 class Wording:
@@ -145,6 +147,10 @@ class Wording:
         if self._tool is None:
             return {"role": "assistant", "content": text}
         return {"role": "assistant", "content": None, "tool_calls": [self._tool_call(index, text)]}
+
+    def in_prompts(self, index: int, text: str) -> str:
+        """A choice's text as it stands in a prompt that goes on from it."""
+        return text if self._tool is None else calls_text([self._tool_call(index, text)])
 
     def _tool_call(self, index: int, arguments: str) -> dict[str, Any]:
         function = {"name": self._tool, "arguments": arguments}

@@ -1,11 +1,12 @@
 """What an OpenAI client asks for, read from the body of its request."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windtunnel.serve.pace import Pace
+from windtunnel.serve.tokens import TURN_ENDS, chat_text
 
 
 class RefusedError(Exception):
@@ -36,6 +37,8 @@ class Asked:
     seed: int | None
     session: str = ""
     """Whose request it is: prompt_cache_key, or user."""
+    places: tuple[int, ...] = ()
+    """Where the assistant's messages begin in the prompt of a chat, which may be answers of this server."""
 
 
 MOST_STOPS = 4
@@ -55,18 +58,22 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     return _asked(body, False, _prompts(body.get("prompt")), _integer(body, "max_tokens", 16, 1))
 
 
-async def read_chat(body: Mapping[str, Any], joined: Callable[[Sequence[tuple[str, str]]], str], pace: Pace) -> Asked:
-    """The body of /v1/chat/completions; ``joined`` makes a part of the prompt of (role, text) pairs, and its end of
-    none."""
+async def read_chat(body: Mapping[str, Any], pace: Pace) -> Asked:
+    """The body of /v1/chat/completions. Raises RefusedError, naming what is wrong."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: must be a list with at least one message")
     limit = _integer(body, "max_completion_tokens", None, 1) or _integer(body, "max_tokens", None, 1)
-    parts = []
+    parts, places, size = list[str](), list[int](), 0
     for message in messages:
-        parts.append(joined([_message(message)]))
+        role, content = _message(message)
+        parts.append(chat_text([(role, content)]))
+        if role == "assistant":
+            places.append(size + len(parts[-1]) - len(content) - len(TURN_ENDS))
+        size += len(parts[-1])
         await pace.spend(8 + (len(parts[-1]) >> 6))
-    return _asked(body, True, ["".join([*parts, joined([])])], limit)
+    asked = _asked(body, True, ["".join([*parts, chat_text([])])], limit)
+    return replace(asked, places=tuple(places))
 
 
 def _message(message: Any) -> tuple[str, str]:
@@ -81,7 +88,12 @@ def _message(message: Any) -> tuple[str, str]:
     if content is not None and not isinstance(content, str):
         raise RefusedError("content: must be text, or a list of parts")
     calls = message.get("tool_calls")
-    return message["role"], (content or "") + (json.dumps(calls) if calls else "")
+    return message["role"], (content or "") + (calls_text(calls) if calls else "")
+
+
+def calls_text(calls: Any) -> str:
+    """Calls of tools as they stand in a prompt, however a client writes them."""
+    return json.dumps(calls, sort_keys=True)
 
 
 def _asked(body: Mapping[str, Any], chat: bool, prompts: Sequence[Any], max_tokens: int | None) -> Asked:

@@ -1,1 +1,1 @@
-"""Parts of vLLM's v1 scheduler that few servers turn on: adapters, intervals between prompts, and speculation."""
+"""Parts of vLLM's v1 scheduler: who is admitted, and what few servers turn on: adapters, images, intervals, drafts."""

@@ -21,6 +21,13 @@ from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_out_of_turn import decodes, may_stage, stage, take_out
 from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
+from windtunnel.core.schedulers.vllm_v1 import admission
+from windtunnel.core.schedulers.vllm_v1.encoder import (
+    begin_inputs,
+    end_inputs_of_drafts,
+    release_ended,
+    withdraw_inputs,
+)
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval
 from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.schedulers.vllm_v1.speculation import drafts_of, num_accepted, num_proposed
@@ -74,6 +81,7 @@ class Extra(NamedTuple):
     pipe: Any
     adapters: Any
     stores: Any
+    encoder: Any
     """These as in ``schedulers.vllm``; ``pipe`` and ``stores`` are None."""
     drafts: Any
     """speculation.Drafts."""
@@ -187,7 +195,17 @@ def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, i: 
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, stores: Any, i: int, now: int) -> int:  # noqa: ARG001 - as in ``passes``
+def evict(
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    extra: Any,
+    stores: Any,  # noqa: ARG001 - as in ``passes``
+    encoder: Any,
+    i: int,
+    now: int,
+) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget. It still gets the tokens that are on their way."""
     r = seats[WHO, i]
@@ -200,6 +218,8 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, sto
     request.preemptions += 1
     request.stale = request.in_flight
     request.context = request.certain = request.unknown = request.drafts = request.blocks = request.seated = 0
+    if encoder is not None:
+        withdraw_inputs(lane, encoder, r)
     if now > 0:
         passes.withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)
@@ -230,14 +250,29 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, extra.drafts, ranks)
     most = passes.most_tokens(pool, lane)
+    begin_inputs(pool, lane, extra.encoder)
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, extra.drafts, most, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, extra.drafts, extra.encoder, most, wanted_tokens, serve, evict
     )
     lane.pads = 1 - lane.prefills
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, extra, extra.stores, extra.drafts, budget, most, start)
+        admission.admit(
+            pool,
+            lane,
+            requests,
+            seats,
+            extra,
+            extra.adapters,
+            extra.stores,
+            extra.drafts,
+            extra.encoder,
+            budget,
+            most,
+            start,
+        )
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
+    end_inputs_of_drafts(pool, lane, requests, seats, extra.encoder)
     end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
@@ -342,6 +377,7 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
     """A request has all its tokens; it may wait to compute its prompt again."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
     request = requests[r]
+    release_ended(lane, state.extra.encoder, r)
     if request.seated:
         seat = 0
         while seats[WHO, seat] != r or seats[ENDS, seat] == EMPTY:

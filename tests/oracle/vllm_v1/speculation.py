@@ -4,8 +4,8 @@ config/speculative.py)."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from oracle.vllm_v1.request import Request
 from windtunnel.errors import InputError
-from windtunnel.replay.readable.request import Request
 
 DRAFT_SLOTS = {"ngram": 0, "eagle": 0, "draft_model": 1}
 """Method → places of the budget that drafting takes for each request (max_num_new_slots_for_drafting)."""

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from replay.handmade_schedules import SMALL, Step, random_recording, recording, request, scheduled, steps
+
+from oracle.vllm_v1.replay import replay
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.vllm_v1 import Scheduler
-from windtunnel.replay.vllm_v1 import replay_readable as replay
 
 NEWEST = "vllm-0.33"
 

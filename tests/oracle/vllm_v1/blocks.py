@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from windtunnel.replay.readable.request import Request
+from oracle.vllm_v1.request import Request
 
 
 @dataclass(eq=False)

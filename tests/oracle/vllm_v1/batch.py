@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
-from windtunnel.replay.readable.request import Request
+from oracle.vllm_v1.request import Request
 
 
 class Scheduled(NamedTuple):

@@ -4,7 +4,7 @@ v1/core/encoder_cache_manager.py, _try_schedule_encoder_inputs of v1/core/sched/
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from windtunnel.replay.readable.request import Image, Request
+from oracle.vllm_v1.request import Image, Request
 
 
 @dataclass(frozen=True)

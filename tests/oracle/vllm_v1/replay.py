@@ -1,15 +1,16 @@
-"""The readable text of vLLM's v1 scheduler as the scheduler of a replay: it has drafts and encoder inputs."""
+"""The readable text of vLLM's v1 scheduler as the scheduler of a replay."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
+from oracle.vllm_v1.encoder import EncoderLimits
+from oracle.vllm_v1.request import Image, Request
+from oracle.vllm_v1.scheduler import Scheduler
+from oracle.vllm_v1.speculation import Speculation, proposes_none
 from windtunnel.policy import Limits, VllmV1, generated
+from windtunnel.replay import vllm_v1
 from windtunnel.replay.loop import Decision, Part, Record, interval_words
-from windtunnel.replay.readable.encoder import EncoderLimits
-from windtunnel.replay.readable.request import Image, Request
-from windtunnel.replay.readable.speculation import Speculation, proposes_none
-from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording, known
 
 
@@ -139,3 +140,22 @@ def speculation(asked: Mapping[str, Any] | None, recording: Recording) -> Specul
         return stream.randint(1, most) if stream.random() < given["propose"] else 0
 
     return Speculation(most, given["method"], accepted, proposed if most else proposes_none)
+
+
+def replay(recording: Recording, version: str) -> Iterator[Record]:
+    """As ``windtunnel.replay.vllm_v1.replay``, by plain objects: some thousand steps a second."""
+    room, rules = vllm_v1.settings_of(recording, version)
+    config = vllm_v1.config_of(recording)
+    drafting = speculation(recording.config.get("spec"), recording)
+    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
+    encoder = EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
+    one = Readable(recording, room, rules, drafting, encoder)
+    encodes = "encoder_cache_size" in recording.config
+    yield from vllm_v1.records(
+        one,
+        recording,
+        version,
+        rules,
+        decided=lambda _: one.encoded if encodes else {},
+        ended=lambda: one.outcome if drafting.num_speculative_tokens else {},
+    )

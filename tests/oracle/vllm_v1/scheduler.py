@@ -4,12 +4,12 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 
+from oracle.vllm_v1.batch import Batch
+from oracle.vllm_v1.blocks import Block, Blocks, CachedBlocks, CountedBlocks, has_room
+from oracle.vllm_v1.encoder import Encoder, EncoderLimits
+from oracle.vllm_v1.request import Request
+from oracle.vllm_v1.speculation import Speculation
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.replay.readable.batch import Batch
-from windtunnel.replay.readable.blocks import Block, Blocks, CachedBlocks, CountedBlocks, has_room
-from windtunnel.replay.readable.encoder import Encoder, EncoderLimits
-from windtunnel.replay.readable.request import Request
-from windtunnel.replay.readable.speculation import Speculation
 
 WITHOUT, TEXT_ALONE = Speculation(), EncoderLimits()
 LONG_AGO = -(1 << 60)

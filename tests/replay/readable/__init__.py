@@ -1,1 +1,0 @@
-"""The scheduler of vLLM v1 as plain objects."""
