@@ -96,10 +96,12 @@ class Distribution:
     def _sorted(self) -> tuple[Floats, Integers | None]:
         if self._weights is None:
             return np.sort(self._values), None
-        order = np.argsort(self._values)
-        values, order_of_weights = self._values[order], self._weights[order]
-        del order  # as large as the values, of which there may be one for each step
-        return values, np.cumsum(order_of_weights)
+        _ = self.mean  # whose last bits are those of the order in which the values came
+        order = np.argsort(self._values)  # as large as the values, of which there may be one for each step
+        self._values = self._values[order]
+        self._weights = self._weights[order]
+        del order
+        return self._values, np.cumsum(self._weights)
 
     def percentiles(self, percents: Sequence[float] | Floats) -> Floats:
         """The given percentiles (0 to 100), interpolated linearly: ``numpy.percentile`` of the expanded sample.
