@@ -237,8 +237,8 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
         plain |= {"preemption": "recompute", "host_blocks": 0, "swap_time_per_block": 0.0}
     if case.policy.allocation == "look_ahead":
         plain |= {"allocation": "on_demand", "look_ahead_margin": 0}
-    if case.policy.batching != "continuous":
-        plain |= {"batching": "continuous" if case.policy.chunked_prefill else "static", "max_queue_delay": 0.0}
+    if case.policy.batching != "continuous" and case.policy.chunked_prefill:
+        plain |= {"batching": "continuous", "max_queue_delay": 0.0}
     if case.policy.mixed and case.policy.group_order != "decode_first":
         plain |= {"places_per_step": False}
     plain["decide_on_arrival"] = draw(st.booleans())

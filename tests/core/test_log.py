@@ -82,7 +82,7 @@ def check_folded(case: Any, raw: Record, folded: Record) -> None:
     assert folded.requests.tobytes() == raw.requests.tobytes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_a_folded_log_of_sglang_loses_nothing(seed: int) -> None:
     case = in_lockstep(small_case(seed))
@@ -99,7 +99,7 @@ def by_core(case: SglangCase, folds: bool) -> Record:
         return sglang_cases.by_core(case)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(equality.cases())
 def test_a_folded_log_of_vllm_loses_nothing(case: equality.Case) -> None:
     case = in_lockstep(case)

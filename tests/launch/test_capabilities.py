@@ -188,6 +188,33 @@ def test_contexts_in_parts_fit_as_many_times_and_are_read_as_much_faster() -> No
             pool(model, "b200", tensor_parallel_size=gpus, decode_context_parallel_size=2)
 
 
+def test_adapters_take_memory_and_their_products_time() -> None:
+    """Of Llama-2-7B all adapters of rank 64 are 159,907,840 numbers (as PEFT counts them for all linear layers); over 2
+    GPUs what is whole on each stays. A token reads one, many tokens all of them, in 8 launches a layer."""
+    rank = "--enable-lora --max-loras 32 --max-lora-rank 64"
+    line = f"vllm serve meta-llama/Llama-2-7b-hf {rank} --lora-modules a=/a"
+    assert {name: reading(line).settings[name] for name in ("max_loras", "max_lora_rank")} == {
+        "max_loras": 32,
+        "max_lora_rank": 64,
+    }
+    assert "max_lora_rank" not in reading("vllm serve Qwen/Qwen3-8B --max-lora-rank 64").settings
+    engine: dict[str, Any] = {"max_model_len": 4096, "max_lora_rank": 64}
+    plain, adapted = (pool("meta-llama/Llama-2-7b-hf", **engine, max_loras=many) for many in (0, 32))
+    assert kv_blocks(adapted).weight_bytes - kv_blocks(plain).weight_bytes == 32 * 159_907_840 * 2
+    both = (pool("meta-llama/Llama-2-7b-hf", **engine, max_loras=many, tensor_parallel_size=2) for many in (0, 32))
+    divided = [kv_blocks(each).weight_bytes for each in both]
+    assert 0.5 < (divided[1] - divided[0]) / (32 * 159_907_840 * 2) < 0.75
+    (without,), (table_of,) = (batch_times(Deployment((each,)), "modelled") for each in (plain, adapted))
+    bandwidth = device("h100").memory_bandwidth
+    longer = table_of.times.decode_tokens - without.times.decode_tokens
+    moved = 159_907_840 * 2 / (0.8 * bandwidth)
+    assert moved + 32 * 8 * 2e-6 < longer[1] < moved + 32 * 8 * 3e-6
+    assert longer[8] - longer[1] == pytest.approx(7 * moved, rel=0.04)
+    for model, more in (("Qwen/Qwen3-30B-A3B", {}), ("Qwen/Qwen3-8B", {"preset": "sglang-0.5"})):
+        with pytest.raises(InputError, match="max_loras"):
+            pool(model, **more, max_loras=1)
+
+
 def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:
     """MiniMax-M3's heads cache 8192 bytes a token on each of 4 GPUs, or 512 with 4 KV heads (TensorRT-LLM #17406). Of
     Qwen3-8B's one the tensors are known: 3 x 4096 to 4096, 8192 to 4096 and twice 1024, 4096 to 4096, three of 4096 x

@@ -228,9 +228,9 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
 
 
 def test_kernels_are_told_from_the_rest() -> None:
-    reading = read("vllm serve M --attention-backend FLASHINFER --enable-lora --port 1 --trust-remote-code")
+    reading = read("vllm serve M --attention-backend FLASHINFER --cpu-offload-gb 4 --port 1 --trust-remote-code")
     assert {word.flag: word.kernel for word in reading.not_simulated} == {
         "--attention-backend": True,
-        "--enable-lora": False,
+        "--cpu-offload-gb": False,
     }
     assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}

@@ -83,6 +83,8 @@ OWN: dict[str, dict[str, Any]] = {
         "mamba_ssm_cache_dtype": st.just("float32"),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
+        "max_loras": st.sampled_from([1, 4]),
+        "max_lora_rank": st.just(64),
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
@@ -162,6 +164,10 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
+    if model.has_moe:
+        found |= {"max_loras"}
+    if model.has_moe or "max_loras" not in flags:
+        found |= {"max_lora_rank"}
     if not any(layer.attention and layer.attention.index_dtypes for _, layer in model.layers):
         found |= {"indexer_kv_dtype"}
     heads = {getattr(layer.attention, "num_kv_heads", 1) for _, layer in model.layers if layer.attention}

@@ -57,3 +57,15 @@ def test_statistics_are_named_as_vllm_names_them() -> None:
 def test_impossible_percentile(percent: float) -> None:
     with pytest.raises(InputError, match="between 0 and 100"):
         Distribution(np.ones(3)).percentile(percent)
+
+
+def test_percentiles_of_many_values_are_those_of_all_of_them_sorted() -> None:
+    """More than are sorted: ties, zeros, weights of 0 and values far apart; worked out from the expanded sample."""
+    random = np.random.default_rng(0)
+    values = np.concatenate(
+        [random.gamma(2, 0.01, 70_000), np.full(999, 0.02), np.zeros(9), random.exponential(30, 50)]
+    )
+    weights = random.integers(0, 5, len(values))
+    percents = [0, 1, 50, 90, 95, 99, 99.9, 100]
+    expected = np.percentile(np.repeat(values, weights), percents)
+    assert Distribution(values, weights).percentiles(percents).tolist() == pytest.approx(expected.tolist(), rel=1e-14)

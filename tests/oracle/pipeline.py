@@ -52,7 +52,7 @@ class Pipeline:
     """
 
     ask_again = inf
-    """Nothing happens before an arrival when there is nothing to do; see Group."""
+    """Nothing happens before an arrival when there is nothing to do, but for a batch that waits; see Group."""
     before: Callable[[float], None] | None = None
     """What happens before each decision, of pools that take requests of others; ``after``: and after one, of which
     none was preempted."""
@@ -81,6 +81,8 @@ class Pipeline:
         """
         empty = 0
         while True:
+            if self.waits(now):
+                return None
             if self.before:
                 self.before(now)
             decides = self.scheduler.num_waiting + self.scheduler.num_running > 0
@@ -100,6 +102,14 @@ class Pipeline:
             if self.in_flight[0].batch.scheduled:
                 return self.in_flight[0].end
             self.in_flight.popleft()
+
+    def waits(self, now: float) -> bool:
+        """Whether nothing runs, and a batch waits to be filled: what is in flight is empty."""
+        opens: float = getattr(self.scheduler, "opens", 0.0)
+        self.ask_again = opens if opens > now else inf
+        if opens > now:
+            self.in_flight.clear()
+        return opens > now
 
     def _goes_on(self, latest: Batch, now: float) -> bool:
         """Whether another step is decided before the output of the oldest one is looked at."""
@@ -173,6 +183,8 @@ class EagerPipeline(Pipeline):
 
         With none in flight, a decision that only evicted requests is repeated.
         """
+        if self.waits(now):
+            return None
         while self.has_place:
             batch = self.scheduler.schedule(now)
             if batch.scheduled:

@@ -16,12 +16,15 @@ from windtunnel.plan import survey as surveys
 from windtunnel.plan.bound import Bound, rate_bound, step_bound
 from windtunnel.plan.capacity import Draws, climb, highest, rate_levels
 from windtunnel.plan.elimination import Asked, Entry, Report
+from windtunnel.plan.outcome import measure
 from windtunnel.plan.question import Question
 from windtunnel.plan.store import Store
 from windtunnel.plan.survey import SHARES, Surveyed, SurveyJob, SurveyReport, promising, run_survey, survey
 from windtunnel.plan.what_if import WhatIf, _regret
 from windtunnel.plan.workers import in_turn
-from windtunnel.workload import Both, Fixed, Gamma, generate
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import Both, Fixed, Gamma, Workload, generate
+from windtunnel.workload.agents.agentx import Rules, agentx
 
 
 def test_rates_are_powers_of_one_and_the_tolerance() -> None:
@@ -249,3 +252,24 @@ def test_surveys_are_without_limits_in_the_order_of_promise_and_kept(monkeypatch
         assert {row["key"] for row in store.trials(replace(found.question, slo=SLO()).digest)} == {"key 0", "key 1"}
         survey(found, store, in_turn(), 3)
     assert most == [48, 3]
+
+
+def test_of_agentx_lanes_are_played_anew_and_its_window_is_measured() -> None:
+    rules = Rules(20.0, warm_up=1, system_idle=5.0)
+    corpus = Workload.from_columns(
+        session=np.repeat(range(3), 4), prompt_tokens=np.full(12, 40), output_tokens=5, think_time=2.0
+    )
+    asked = Question(corpus, slo=SLO(ttft=10.0), replay=rules, in_lanes=True, seed=3)
+    assert asked.at(2.0).digest == agentx(corpus, rules, 2, 3).digest
+    assert asked.under(corpus, 4).at(2.0).digest == agentx(corpus, rules, 2, 4).digest
+    assert asked.digest != replace(asked, replay=None).digest
+    assert asked.spec()["replay"]["seconds"] == 20.0
+    deployment, tables = server(8, 0.1)
+    run = simulate(deployment, asked.at(2.0), tables=tables)
+    found, (start, end) = measure(run, asked, 2.0), run.manifest["window"]
+    arrival = run.requests.arrival
+    came = (arrival >= start) & (arrival <= end)
+    assert 0 < came.sum() < len(arrival) < len(asked.at(2.0))
+    assert (found.attainment, end - start) == (1.0, pytest.approx(20.0))
+    # five tokens each, but for those that are cut off at either end
+    assert found.output_throughput == pytest.approx(5 * came.sum() / 20.0, abs=5 * 2 / 20.0)

@@ -19,6 +19,7 @@ from windtunnel.model import load_model
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.serve.clock import Clock, RealClock, VirtualClock
 from windtunnel.serve.front import Manners
+from windtunnel.serve.kv.publisher import KVEventsConfig
 from windtunnel.serve.log import Log
 from windtunnel.serve.place import Place
 from windtunnel.serve.server import config, serving
@@ -50,10 +51,11 @@ def app(
     clock: Clock | None = None,
     record: Path | None = None,
     log: StringIO | None = None,
+    kv_events: KVEventsConfig = KVEventsConfig(),  # noqa: B008 - frozen
     **manners: Any,
 ) -> Starlette:
     return serving(
-        served or live(), clock or VirtualClock(), Manners(**{"model": "small", **manners}), Log(log), record
+        served or live(), clock or VirtualClock(), Manners(**{"model": "small", **manners}), Log(log), record, kv_events
     )
 
 

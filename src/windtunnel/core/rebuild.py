@@ -424,6 +424,34 @@ def decodes_in_lockstep(
     return step_time(pool, floats, gpu + floats[pool.expert_tokens + total], largest)
 
 
+@part
+def run_of_decodes(pool: Pool, floats: Array, integers: Array, row: Any, out_end: Array, first: int) -> float:
+    """What the steps of a row of a single lane that only decodes take; the first of them ends at ``out_end[first]``, if
+    there is room."""
+    decodes, kv_tokens, end, total = row.decodes, row.kv_tokens, row.start, 0.0
+    tokens_time, sequences_time = floats[pool.decode_tokens + decodes], floats[pool.sequences + decodes]
+    overlapped, serial = floats[pool.host_overlapped + decodes], floats[pool.host_serial + decodes]
+    above, origin, low, slope = 0, 0, 0.0, 0.0
+    for step in range(row.steps):
+        if kv_tokens >= above:
+            j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
+            knot = integers[pool.context_knots + j]
+            width = decodes * (integers[pool.context_knots + j + 1] - knot)
+            at = pool.decode_attention + decodes * pool.num_contexts + j
+            origin = decodes * knot
+            above = origin + width if j < pool.num_contexts - 2 else FOREVER
+            low = floats[at]
+            slope = (floats[at + 1] - low) / float(width)
+        gpu = (tokens_time + (low + slope * float(kv_tokens - origin))) + sequences_time
+        took = (max(gpu, overlapped) + serial) + row.transfer
+        total += took
+        if len(out_end) > 0:
+            end = end + took
+            out_end[first + step] = end
+        kv_tokens += decodes
+    return total
+
+
 @compiled
 def walk_to(
     pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lines: Array, lanes: Array,
@@ -433,6 +461,17 @@ def walk_to(
     """Walk over the steps of a group up to ``until``."""
     sets, end = len(totals), ends[lead]
     count = len(pools) // sets
+    if ranks == 1 and until > at[lead, WALKED]:  # all of a row
+        row, first = at[lead, NOW], at[lead, PLACE] + at[lead, WALKED]
+        read_batch(rows, row, lanes[0], seats[0], 0)
+        if lanes[0].chunks == 0 and rows[row].decodes > 0:
+            for s in range(sets):
+                out = out_end if s == 0 else out_end[:0]
+                totals[s] += run_of_decodes(pools[s * count + pool], floats, integers, rows[row], out, first)
+            if len(out_end) > 0:
+                out_emitted[first : first + rows[row].steps] = rows[row].decodes - rows[row].discarded
+            at[lead, WALKED] = until
+            return
     for step in range(at[lead, WALKED], until):
         waits, emitted, chunks = 0.0, 0, 0
         for k in range(ranks):

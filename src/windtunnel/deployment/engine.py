@@ -144,6 +144,10 @@ class Engine:
     states_per_request: int | None = None
     """States of recurrent layers that are set aside for each request that runs. None: the engine's: one, and with
     cached prefixes three in SGLang; its ``extra_buffer`` has five, vLLM's ``mamba_cache_mode`` ``align`` two."""
+    max_loras: int = 0
+    """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
+    max_lora_rank: int = 16
+    """Rank that there is room for in each."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -212,7 +216,8 @@ class Engine:
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
-        self._require_integer("num_redundant_experts", 0)
+        for name, least in (("num_redundant_experts", 0), ("max_loras", 0), ("max_lora_rank", 1)):
+            self._require_integer(name, least)
         for name in ("states_per_request", "prompt_graph_tokens"):
             self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio

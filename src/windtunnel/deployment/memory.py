@@ -18,6 +18,7 @@ from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLA, CompressedAttention, Model, MoE
+from windtunnel.model.adapters import adapter_bytes
 from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
@@ -122,6 +123,8 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     head = draft_head(whole, engine.speculative_model) if engine.speculative_model and whole.samples else None
     weights = (whole if head else model).weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
     weights += head.weight_bytes(tp) if head else 0
+    if engine.max_loras:
+        weights += engine.max_loras * adapter_bytes(whole, engine.max_lora_rank, tp, DTYPE_BYTES[model.dtype])
     weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
     activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)

@@ -25,6 +25,7 @@ from windtunnel.deployment.presets import EnginePreset, preset, require_pipeline
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
+from windtunnel.model.adapters import require_adaptable
 from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
@@ -308,8 +309,7 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
             raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
-    if engine.speculative_model:
-        _require_mixer(draft_head(model, engine.speculative_model).layer, tp, device, model)
+    _require_additions(engine, model, device)
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
@@ -330,6 +330,17 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
     padded = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
     if padded % tp:
         raise InputError(f"tensor_parallel_size={tp}: must divide the padded vocabulary {padded} of {model.name}")
+
+
+def _require_additions(engine: Engine, model: Model, device: Device) -> None:
+    """What a server has besides its model: a head that drafts, adapters."""
+    if engine.speculative_model:
+        head = draft_head(model, engine.speculative_model)
+        _require_mixer(head.layer, engine.tensor_parallel_size, device, model)
+    if engine.max_loras:
+        if engine.backend != "vllm":
+            raise InputError(f"max_loras={engine.max_loras}: simulated for vLLM alone; leave it out")
+        require_adaptable(model)
 
 
 def possible_tensor_parallel_sizes(engine: Engine, model: Model, device: Device) -> list[int]:

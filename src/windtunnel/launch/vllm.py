@@ -21,6 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
 from windtunnel.launch.table import table
+from windtunnel.model.adapters import require_adaptable
 from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.quantization import KV_DTYPE_BYTES
 
@@ -58,6 +59,7 @@ def settings(asked: Asked) -> Settings:
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
+    _adapters(asked, engine)
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)
@@ -127,6 +129,27 @@ def kv_dtype(asked: Asked, flag: str) -> str | None:
         return plain
     asked.refused[flag] = "the type of the KV cache: 8 bits stand for it"
     return "fp8"
+
+
+def _adapters(asked: Asked, engine: dict[str, Any]) -> None:
+    """Room for adapters, where they are on (LoRAConfig: one of rank 16)."""
+    on = asked.truth("enable-lora")
+    engine["max_loras"] = engine["max_loras"] or 1 if on else None
+    if not on:
+        for flag in OF_ADAPTERS:
+            asked.unused[flag] = "adapters are off"
+        engine["max_lora_rank"] = None
+        return
+    try:
+        if asked.model is not None:
+            require_adaptable(asked.model)
+    except InputError:
+        for flag in ("enable-lora", "max-loras", "max-lora-rank"):
+            asked.refused[flag] = "adapters take memory, and their products time in every layer"
+        engine["max_loras"] = engine["max_lora_rank"] = None
+
+
+OF_ADAPTERS = ("max-loras", "max-lora-rank", "max-cpu-loras", "lora-modules", "fully-sharded-loras")
 
 
 def _exchange(asked: Asked, engine: dict[str, Any]) -> None:

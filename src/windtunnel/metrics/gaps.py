@@ -114,14 +114,10 @@ def gaps_of_groups(
     and what is open at the end.
     """
     lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
-    log, ends, counts = steps.run.iterations, steps.ends, np.array(steps.emitted)
+    log, ends = steps.run.iterations, steps.ends
     if len(ends) == 0:
-        return np.zeros(0), counts, (np.zeros(0),), Earlier(earlier.ends, lane, time)
-    gap = ends.copy()  # of the first one no use is made
-    np.subtract(ends[1:], ends[:-1], out=gap[1:])
+        return np.zeros(0), np.zeros(0, dtype=np.int32), (np.zeros(0),), Earlier(earlier.ends, lane, time)
     first = steps.grouped.first
-    heads = steps.heads[np.flatnonzero(np.diff(first[steps.heads], prepend=-1))]
-    gap[first[heads]] = ends[first[heads]] - log.start[heads]
     rows = _decode_rows(steps, earlier.ends)
     at, later = _rows_joined(steps, rows, lane, time)
     last = np.flatnonzero(np.diff(rows.lane, append=-1))
@@ -129,17 +125,21 @@ def gaps_of_groups(
     rest = Earlier(open_ends, lane[later], time[later])
     some = np.append(rows.paused, np.False_)[at]
     at, joined = at[some], time[some]
-    begins = rows.row[rows.paused]
-    left = (log.decodes[begins] - log.discarded[begins]).astype(counts.dtype)
+    begins, before, ended_at = rows.row[rows.paused], rows.before[rows.paused], ends[first[rows.row[at]]]
+    left = (log.decodes[begins] - log.discarded[begins]).astype(np.int32)
+    number = (np.cumsum(rows.paused) - 1)[at]
+    del rows  # what follows has one entry for each step
+    n, ended = len(ends), ends[first[begins]]
+    values, counts = np.empty(n + len(begins) + len(at)), np.ones(n + len(begins) + len(at), dtype=np.int32)
+    values[0], counts[:n] = 0.0, steps.emitted
+    np.subtract(ends[1:], ends[:-1], out=values[1:n])
+    values[first[steps.heads]] = ends[first[steps.heads]] - log.start[steps.heads]
+    values[n : n + len(begins)] = np.where(np.isnan(before), ended - log.start[begins], ended - before)
+    values[n + len(begins) :] = ended_at - joined
     np.subtract.at(counts, first[begins], left)
-    number = np.cumsum(rows.paused) - 1
-    np.subtract.at(left, number[at], 1)
-    ended = ends[first[begins]]
-    longer = np.where(np.isnan(rows.before[rows.paused]), gap[first[begins]], ended - rows.before[rows.paused])
-    ended_at = ends[first[rows.row[at]]]
-    values = np.concatenate([gap, longer, ended_at - joined])
-    del gap
-    return values, np.concatenate([counts, left, np.ones_like(left, shape=len(at))]), (ends, ended, ended_at), rest
+    np.subtract.at(left, number, 1)
+    counts[n : n + len(begins)] = left
+    return values, counts, (ends, ended, ended_at), rest
 
 
 class DecodeRows(NamedTuple):
@@ -159,9 +159,10 @@ def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
     log, rows = steps.run.iterations, steps.heads
     rows = rows[log.decodes[rows] > 0]
     lane = lane_number(log.replica[rows], log.lane[rows])
-    order = np.argsort(lane, kind="stable")
-    rows, lane = rows[order], lane[order]
-    del order
+    if (lane[1:] < lane[:-1]).any():
+        order = np.argsort(lane, kind="stable")
+        rows, lane = rows[order], lane[order]
+        del order
     start, end = log.start[rows], steps.ends_of(rows)
     before = np.append(np.nan, end[:-1])[: len(end)]
     opens = np.flatnonzero(np.diff(lane, prepend=-1))

@@ -364,10 +364,7 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
     ),
     *(
         (_in_a_pipeline(name, value), f"{name}={value!r}: not simulated in a pipeline; use another, or one stage")
-        for name, value in (
-            ("preemption", "swap"),
-            ("batching", "dynamic"),
-        )
+        for name, value in (("preemption", "swap"),)
     ),
     (
         _in_a_pipeline("allocation", "look_ahead"),
@@ -375,8 +372,9 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         "allocation='prompt_and_output' with stages",
     ),
     (
-        lambda p: p.pipeline_parallel_size > 1 and p.batching == "static" and p.chunked_prefill,
-        "batching='static': in a pipeline a batch is what one step admits, whole prompts; use chunked_prefill=false",
+        lambda p: p.pipeline_parallel_size > 1 and p.batching != "continuous" and p.chunked_prefill,
+        "batching='static' and 'dynamic': in a pipeline a batch is what one step admits, whole prompts; use "
+        "chunked_prefill=false",
     ),
 )
 """Combinations that make no scheduler, and what to do about them."""

@@ -39,6 +39,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (1,),
+    "max_loras": (0,),
+    "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
@@ -122,6 +124,8 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
+    if engine.get("max_loras"):
+        words.append("--enable-lora")
     if engine.get("states_per_request") == ALIGNED_STATES:
         words += ["--mamba-cache-mode", ALIGNED]
     if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":

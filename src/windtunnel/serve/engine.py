@@ -79,6 +79,8 @@ class Engine:
         """Called with each replica's tokens of a step: those that it gave, and the prompts whose first one it gave."""
         self.late: list[Callable[[float, int], None]] = []
         """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
+        self.decided: list[Callable[[], None]] = []
+        """Called after decisions."""
         self.gate = Gate()
         """Where requests wait to be understood."""
         self.outbox = Outbox()
@@ -157,6 +159,8 @@ class Engine:
                     await self._hand_out(self.clock.now())
                     await asyncio.sleep(0)
                 self._note(self.engine.advance(now))
+                for look in self.decided:
+                    look()
                 await self._hand_out(now)
                 decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
                 until = (

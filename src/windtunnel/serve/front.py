@@ -6,7 +6,8 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate
 from windtunnel.serve.engine import Engine
+from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
@@ -40,6 +42,7 @@ from windtunnel.serve.openai.shapes import Shape, shape_of
 from windtunnel.serve.pace import Pace
 from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import (
+    BY_NUMBER,
     BytesRule,
     FileTokenizer,
     SeededWords,
@@ -80,10 +83,12 @@ class Manners:
 class Front:
     """Answers requests with the tokens of an engine."""
 
-    def __init__(self, engine: Engine, manners: Manners, meters: Meters, log: Log) -> None:
+    def __init__(
+        self, engine: Engine, manners: Manners, meters: Meters, log: Log, ledger: Ledger | None = None
+    ) -> None:
         self.engine, self.manners, self.meters, self.log = engine, manners, meters, log
         self._secret = manners.seed.to_bytes(16, signed=True)
-        self._texts = Texts(engine.deployment.hash_block_size, self._secret)
+        self._texts = Texts(engine.deployment.hash_block_size, self._secret, ledger)
         self._numbers = itertools.count()
         self._began = int(time.time())
         self.open = 0
@@ -141,7 +146,8 @@ class Front:
                 drawn = self._drawn(said, asked.seed, k, limit)
                 words = partial(self._words, said, asked.seed, k)
                 text = await text_of(words, drawn, limit, asked, shape)
-                answer = texts.answered(names, text.output_tokens - (text.last is not None))
+                told = texts.ledger and self._spoken(text)
+                answer = texts.answered(names, text.output_tokens - (text.last is not None), told or ())
                 if isinstance(prompt, str):
                     said_later = partial(_said, wording, len(found), text)
                     await texts.learn(prompt, Served(answer, said_later), pace)
@@ -159,6 +165,16 @@ class Front:
         self._limit(max(names.tokens + self.manners.tokenizer.least(rest), 1), asked)
         await pace.spend(len(rest) >> 5)
         return names, rest
+
+    def _spoken(self, text: Text) -> Sequence[int]:
+        """The tokens of an answer: each word's first one."""
+        if text.drawn is None:
+            return (*islice(chain(self.manners.tokenizer.encode(text.whole()), repeat(0)), text.output_tokens),)
+        return [self._spelled(number) for number in text.drawn.numbers(0, text.output_tokens)]
+
+    @lru_cache(maxsize=256)  # noqa: B019 - the front lives as long as the process
+    def _spelled(self, number: int) -> int:
+        return int(self.manners.tokenizer.encode(BY_NUMBER[number])[0])
 
     def _limit(self, prompt_tokens: int, asked: Asked) -> int:
         """Tokens that the answer may have. Raises RefusedError where prompt and limit do not fit."""

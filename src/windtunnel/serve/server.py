@@ -17,6 +17,8 @@ from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Connection, Turn
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.front import Front, Manners, application
+from windtunnel.serve.kv.events import Ledger, Watch
+from windtunnel.serve.kv.publisher import KVEventsConfig, Publisher
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
 from windtunnel.serve.record import Recorder
@@ -31,10 +33,21 @@ out, and the others stand in the way of 1,000 requests that come at once. Answer
 
 
 def serving(
-    deployment: LiveDeployment, clock: Clock, manners: Manners, log: Log, record: Path | None = None
+    deployment: LiveDeployment,
+    clock: Clock,
+    manners: Manners,
+    log: Log,
+    record: Path | None = None,
+    kv_events: KVEventsConfig = KVEventsConfig(),  # noqa: B008 - frozen
 ) -> Starlette:
-    """The application of a deployment, which simulates while it runs."""
+    """The application of a deployment, which simulates while it runs. Raises InputError where it cannot publish."""
     engine = Engine(deployment, clock)
+    publisher, ledger = None, None
+    if kv_events.on:
+        ledger = Ledger()
+        watch = Watch(deployment, ledger)
+        publisher = Publisher(kv_events, watch.ranks)
+        engine.decided.append(partial(watch.look, publisher.publish))
     recorder = Recorder(record, engine) if record else None
     meters = Meters(engine, manners.model)
 
@@ -43,6 +56,8 @@ def serving(
         tasks = [asyncio.create_task(engine.run())]
         if recorder:
             tasks.append(asyncio.create_task(recorder.keep_on_disk()))
+        if publisher:
+            tasks.append(asyncio.create_task(publisher.replay()))
         yield
         for task in tasks:
             task.cancel()
@@ -50,8 +65,10 @@ def serving(
                 await task
         if recorder:
             recorder.close()
+        if publisher:
+            publisher.close()
 
-    return application(Front(engine, manners, meters, log), lifespan)
+    return application(Front(engine, manners, meters, log, ledger), lifespan)
 
 
 ANY_SITE = ("access-control-allow-origin", "*")

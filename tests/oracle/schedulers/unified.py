@@ -62,6 +62,11 @@ class Scheduler:
         return len(self._decodes) > 0
 
     @property
+    def opens(self) -> float:
+        """When the queue opens if nothing runs and it is not empty; 0: now."""
+        return 0.0 if self.running or not self.waiting else self.door.opens(self.waiting)
+
+    @property
     def _here(self) -> list[Request]:
         return [one for one in self.running if one not in self.in_flight]
 

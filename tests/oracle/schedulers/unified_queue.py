@@ -81,6 +81,7 @@ class Door:
     def __init__(self, policy: Policy, limits: Limits) -> None:
         self.policy = policy
         self.places = policy.most_running(limits)
+        self.of_step = policy.places(limits)
         self.together = policy.prefills_together(limits)
         self.forming = True
         """No request of the present batch has decoded yet (static and dynamic batching)."""
@@ -111,8 +112,8 @@ class Door:
             closed = decodes > 0 if policy.pipeline_parallel_size > 1 else not self.forming
             if closed:
                 return False
-        if running == 0:
-            return now >= self.opens(queue)
+        if running == 0 or (policy.batching == "dynamic" and policy.pipeline_parallel_size > 1):
+            return now >= self.opens(queue, running)
         if policy.delay_factor and not now - queue.head.arrival > policy.delay_factor * self.last_prefill_time:
             return False
         return decodes == 0 or self._is_due(waiting, running)
@@ -125,8 +126,8 @@ class Door:
         long_enough = ratio > 0.0 and waiting > ratio * running
         return long_enough or (interval > 1 and self.clock >= self.opens_at_clock)
 
-    def opens(self, queue: Queue) -> float:
-        """When it opens while nothing runs: a batch that is not full waits with dynamic batching."""
-        if self.policy.batching == "dynamic" and len(queue) < self.places:
+    def opens(self, queue: Queue, running: int = 0) -> float:
+        """When it opens while no batch runs: one that is not full waits with dynamic batching."""
+        if self.policy.batching == "dynamic" and len(queue) < min(self.of_step, self.places - running):
             return queue.head.arrival + self.policy.max_queue_delay
         return 0.0

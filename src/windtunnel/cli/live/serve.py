@@ -12,6 +12,7 @@ from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
 from windtunnel.scenario.pools import Pools
 from windtunnel.scenario.scenario import POOLS
+from windtunnel.serve.kv.publisher import KVEventsConfig
 from windtunnel.serve.place import Place
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def serve(
     counting: Annotated[Counting, Parameter(name="*")] = Counting(),
     log: Annotated[Literal["requests", "none"], Parameter(group=OUTPUT)] = "none",
     record: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+    kv_events_config: Annotated[str, Parameter(group=OUTPUT)] = "{}",
 ) -> None:
     """Answer OpenAI clients as the deployment would: same schedulers, same batch times, made-up text.
 
@@ -115,11 +117,14 @@ def serve(
         Write a JSON line for each answer to standard error, or nothing.
     record
         JSON lines file for the load that was served, to be replayed by run --trace.
+    kv_events_config
+        vLLM's JSON: publishes what enters and leaves the prefix caches over ZeroMQ, as vLLM does.
     """
     if not server.model:
         raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
     if record:
         require_writable("record", record)
+    kv_events = KVEventsConfig.read(kv_events_config)
     clock, manners = _clock(speed, virtual_time), behaviour.manners(server.model, counting)
     from windtunnel.serve.server import ANY_SITE, listen, log_to, serving
     from windtunnel.simulate.live import live
@@ -130,7 +135,7 @@ def serve(
             overheads = scenario.overheads()
             deployment = live(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
-        app = serving(deployment, clock, manners, log_to(log), record)
+        app = serving(deployment, clock, manners, log_to(log), record, kv_events)
         line = f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}"
         listen(app, socket, line, (ANY_SITE,))
 

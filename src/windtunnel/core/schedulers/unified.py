@@ -231,7 +231,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         admits = not lane.evicted or pool.admit_after_eviction
         if prefills and lane.head != NONE and admits and lane.swapped_head == NONE:
             left = min(left, pool.max_num_prefill_tokens) - lane.chunk_tokens
-            if is_open(pool, lane, requests):
+            if is_open(pool, lane, requests, state.groups[lane.group].now):
                 lane.looked = 1
                 admit(pool, lane, requests, seats, ends, extra.pipe, left, kept)
         if pool.prefill_first and lane.step_decodes > 0:
@@ -522,12 +522,15 @@ def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
 
 @part
 def wait(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Let time pass until a batch starts; whether there is one to wait for."""
+    """Let time pass until a batch starts; whether there is one to wait for. Steps of a pipeline in flight are empty."""
     opened = opening(pool, group, state.lanes, state.requests)
-    if pool.stages > 1 or not group.now < opened < np.inf:
+    if not group.now < opened < np.inf:
         return 0
     group.now = group.end = min(opened, until)
     begin_boundary(group, state.lanes)
+    if pool.stages > 1:
+        lane = state.lanes[group.first_lane]
+        lane.flying = lane.empty = lane.due = 0
     return 1
 
 
@@ -542,9 +545,8 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
     """Equal steps of one stage, or equal rounds of a pipeline."""
     if pipe is None:
         return jump_together(state, pool, group, until)
-    if pool.decide_on_arrival:
-        return 0
-    return equal_rounds(state, pool, group, pipe, until, steady_rounds)
+    done = 0 if pool.decide_on_arrival else equal_rounds(state, pool, group, pipe, until, steady_rounds)
+    return done if done > 0 else wait(state, pool, group, until)
 
 
 @part
@@ -583,6 +585,8 @@ def update_bound_through(state: State, pool: Pool, group: Group, pipe: Any) -> N
     """No request leaves the group, of one stage or of several, before ``bound``."""
     if pipe is not None:
         update_bound_of_rounds(state, pool, group, pipe)
+        opened = opening(pool, group, state.lanes, state.requests)
+        group.bound = opened if group.now < opened < np.inf else group.bound
         return
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):

@@ -84,8 +84,8 @@ def interrupt(group: Group, lane: Lane, pipe: Any) -> None:
 
 @part
 def opens(pool: Pool, lane: Lane, requests: Array) -> float:
-    """When a queue opens while nothing runs: with dynamic batching, a batch that is not full waits."""
-    if pool.batching == DYNAMIC and lane.waiting - lane.on_host < pool.max_num_seqs:
+    """When a queue opens while no batch runs: with dynamic batching, one that is not full waits."""
+    if pool.batching == DYNAMIC and lane.waiting - lane.on_host < min(pool.places, pool.max_num_seqs - lane.running):
         return requests[lane.head].arrival + pool.max_queue_delay
     return 0.0
 
@@ -97,16 +97,16 @@ def is_long_enough(pool: Pool, lane: Lane) -> bool:
 
 
 @part
-def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
-    """Whether a request may be admitted in the step that is being scheduled."""
+def is_open(pool: Pool, lane: Lane, requests: Array, now: float) -> bool:
+    """Whether a request may be admitted in the step that is decided ``now``."""
     waiting = lane.waiting - lane.on_host
     if lane.held or waiting == 0 or pool.max_num_seqs - lane.running < min(pool.prefills_together, waiting):
         return False
     if pool.batching != CONTINUOUS and (lane.decodes > 0 if pool.stages > 1 else not lane.forming):
         return False
-    if lane.running == 0:
-        return lane.started >= opens(pool, lane, requests)
-    waited = lane.started - requests[lane.head].arrival
+    if lane.running == 0 or (pool.batching == DYNAMIC and pool.stages > 1):
+        return now >= opens(pool, lane, requests)
+    waited = now - requests[lane.head].arrival
     if pool.delay_factor > 0.0 and not waited > pool.delay_factor * lane.last_prefill_time:
         return False
     if lane.decodes == 0 or (pool.reschedule_interval == 1 and pool.queue_ratio == 0.0):

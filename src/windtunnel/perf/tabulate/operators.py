@@ -7,9 +7,11 @@ from dataclasses import replace
 from windtunnel.deployment import Pool, preset
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.model import MLP, Layer, MoE
+from windtunnel.model.adapters import adapted
 from windtunnel.model.draft_heads import FUSED, WIDTH, draft_head
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.kinds.adapters import Adapters
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise
 from windtunnel.perf.kinds.exchange import Exchange
@@ -95,7 +97,7 @@ def _draft_head(pool: Pool, corrections: Corrections) -> Iterator[Operator]:
         return
     head, alone = draft_head(pool.model, name), copy(pool)
     hidden = head.hidden_size
-    engine = replace(pool.engine, speculative_model=None, shared_dense=False)
+    engine = replace(pool.engine, speculative_model=None, shared_dense=False, max_loras=0)
     for field, value in (("model", head.as_model(pool.model)), ("engine", engine)):
         object.__setattr__(alone, field, value)
     yield Operator("draft_fc", "gemm", "tokens", 1, Gemm(hidden, FUSED * hidden), passes="first")
@@ -176,6 +178,11 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     if layer.attention:
         yield from mixer_operators(layer.attention, pool)
         yield from all_reduce(pool, "attention_all_reduce", hidden)
+    if pool.engine.max_loras:
+        sizes = (pool.engine.max_lora_rank, pool.engine.max_loras)
+        for each in adapted(layer, hidden, pool.engine.tensor_parallel_size):
+            kernel = Adapters(each.n, each.k, each.slices, *sizes)
+            yield Operator(f"{each.name}_adapters", "other", "tokens", 1, kernel)
     dense = layer.beside or layer.mlp
     if isinstance(dense, MLP):
         names = ("gate_up_proj" if dense.gated else "up_proj", "down_proj")

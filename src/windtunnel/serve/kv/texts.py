@@ -12,6 +12,7 @@ from random import Random
 from struct import pack, unpack
 from typing import Any
 
+from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.pace import Pace
 
 NAME_BITS = 52
@@ -30,17 +31,17 @@ class Names:
     """The tokens of a text by number, and a name for each full block of them: equal for equal text up to its end, and
     of no use without the secret."""
 
-    def __init__(self, size: int, secret: bytes) -> None:
-        """``size``: tokens of a block; 0: they are only counted."""
+    def __init__(self, size: int, secret: bytes, ledger: Ledger | None = None) -> None:
+        """``size``: tokens of a block; 0: they are only counted. ``ledger``: is told of their tokens."""
         self.size, self.tokens, self.names = size, 0, list[int]()
         self._rest: tuple[int, ...] = ()
-        self._chain = blake2b(key=secret, digest_size=8)
+        self._chain, self._ledger = blake2b(key=secret, digest_size=8), ledger
 
     def copy(self) -> "Names":
         """One that goes on by itself."""
         found: Names = object.__new__(Names)
         found.size, found.tokens, found.names = self.size, self.tokens, self.names.copy()
-        found._rest, found._chain = self._rest, self._chain.copy()
+        found._rest, found._chain, found._ledger = self._rest, self._chain.copy(), self._ledger
         return found
 
     async def add(self, tokens: Sequence[int], pace: Pace) -> "Names":
@@ -58,18 +59,29 @@ class Names:
             for begin in range(0, count * size, size):
                 self._chain.update(data[begin : begin + size])
                 digests.append(self._chain.copy().digest())
-            self.names += [name >> (64 - NAME_BITS) for name in unpack(f">{count}Q", b"".join(digests))]
+            names = [name >> (64 - NAME_BITS) for name in unpack(f">{count}Q", b"".join(digests))]
+            self._note(names, tokens[first * self.size :])
+            self.names += names
         self._rest = tokens[blocks * self.size :]
         return self
 
-    def answer(self, number: int, tokens: int) -> None:
-        """An answer goes on from the text, whose blocks are numbered from a number that is nobody else's."""
+    def answer(self, number: int, tokens: int, said: Sequence[int] = ()) -> None:
+        """An answer goes on from the text, whose blocks are numbered from a number that is nobody else's.
+
+        ``said``: its tokens, where a ledger is to know them.
+        """
         self.tokens += tokens
         if self.size:
             blocks, rest = divmod(len(self._rest) + tokens, self.size)
-            self.names += range(number, number + blocks)
+            names = range(number, number + blocks)
+            self._note(names, (*self._rest, *said))
+            self.names += names
             self._chain.update(pack(">2Q", number, tokens))
-            self._rest = (1 << 63,) * rest
+            self._rest = tuple(said[-rest:]) if said and 0 < rest <= len(said) else (0,) * rest
+
+    def _note(self, names: Sequence[int], tokens: Sequence[int]) -> None:
+        if self._ledger is not None:
+            self._ledger.note(self.names[-1] if self.names else None, names, tokens, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +96,8 @@ class Served:
 class Texts:
     """The texts that were served."""
 
-    def __init__(self, size: int, secret: bytes) -> None:
-        self._size, self._secret = size, secret
+    def __init__(self, size: int, secret: bytes, ledger: Ledger | None = None) -> None:
+        self._size, self._secret, self.ledger = size, secret, ledger
         self._random = Random(secret)
         self._known: OrderedDict[bytes, list[Served]] = OrderedDict()
         """By what their prompt says, the longest unused first."""
@@ -117,12 +129,12 @@ class Texts:
 
     def nothing(self) -> Names:
         """Of which nothing is known."""
-        return Names(self._size, self._secret)
+        return Names(self._size, self._secret, self.ledger)
 
-    def answered(self, prompt: Names, tokens: int) -> Names:
+    def answered(self, prompt: Names, tokens: int, said: Sequence[int] = ()) -> Names:
         """The names of a prompt and an answer of this many tokens, which is nobody else's."""
         names = prompt.copy()
-        names.answer(self._random.getrandbits(NAME_BITS - 1), tokens)
+        names.answer(self._random.getrandbits(NAME_BITS - 1), tokens, said)
         return names
 
     async def learn(self, prompt: str, served: Served, pace: Pace) -> None:
