@@ -119,6 +119,13 @@ def test_seeds_give_intervals(capsys: Capture) -> None:
     assert "±" in capsys.readouterr().out
 
 
+def test_a_scenario_file_names_a_trace_although_a_command_is_called_so(capsys: Capture, tmp_path: Path) -> None:
+    text = "model: Qwen/Qwen3-8B\nperf: roofline\ntrace: azure-code\nnum_prompts: 5\n"
+    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    assert main(["run", "--scenario", str(tmp_path / "s.yaml"), "--format", "text"]) == DONE
+    assert "azure-code, 5 requests" in capsys.readouterr().out
+
+
 def test_a_scenario_file_and_flags_over_it(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(
         "model: Qwen/Qwen3-8B\nrandom_input_len: 200\nrandom_output_len: 20\nnum_prompts: 40\nrequest_rate: 10\n"

@@ -66,7 +66,9 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     asks = any(argument.name == "--model" and argument.hint is str for argument in arguments)
     if asks and "--model" not in given and not NAMED.intersection(commands):
         values = main_job_unless_model(values)
-    config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
+    for command in reversed(commands):  # else cyclopts leaves out the words that are commands as well, as trace is
+        values = {command: values}
+    config.Dict(values, source=source or "default", use_commands_as_keys=True)(app, commands, arguments)
     _require_other_files(arguments)
 
 

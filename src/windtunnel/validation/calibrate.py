@@ -81,6 +81,11 @@ def calibrate(runs: Sequence[tuple[Measurement, Pool]], perf: str = "auto") -> C
     if usual:
         start |= {name: getattr(usual, name) for name in CLIENT}
     best, misfits = _search(cases, start, usual)
+    if "products" in start:  # a slow host looks like slow kernels from where nothing is known of either
+        host, _ = _search(cases, {name: value for name, value in start.items() if name not in KERNELS}, usual)
+        other, (_, lowest) = _search(cases, start | host, usual)
+        if lowest < misfits[1]:
+            best, misfits = other, (misfits[0], lowest)
     after = tuple(case.replayed(_overheads(best, usual)).side() for case in cases)
     return Calibration(
         overheads=replace(_overheads(best, usual), agreement=_agreement(cases, after)),
