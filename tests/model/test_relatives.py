@@ -51,6 +51,10 @@ def test_local_folders_by_their_last_part() -> None:
 def test_a_name_of_the_hub_that_is_not_known_says_where_its_config_is() -> None:
     with pytest.raises(InputError, match=r"save https://huggingface.co/nobody/Nothing-1B/resolve/main/config.json as"):
         load_model("nobody/Nothing-1B")
+    with pytest.raises(InputError, match=r"^unknown model 'JetBrains/Mellum2-12B-A2.5B-Instruct'; save"):
+        load_model("JetBrains/Mellum2-12B-A2.5B-Instruct")  # no Qwen2.5-1.5B-Instruct, however alike they are spelled
+    with pytest.raises(InputError, match="did you mean 'google/gemma-4-"):
+        load_model("google/gemma-4-12B-it")
     assert where_to_get("nothing") == ""
     with pytest.raises(InputError) as raised:
         load_model("/checkpoints/nothing-of-ours")

@@ -207,7 +207,7 @@ def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
 
 def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:
     for words, scheduler in (
-        ("pipeline_parallel_size=2: not simulated with WholeBatches; use", "static"),
+        ("pipeline_parallel_size=2: not simulated with Trtllm; use", "trtllm-1.0"),
         ("allocation='look_ahead': LightLLM, whose rule it is, runs in one stage", "lightllm"),
         ("reschedule_interval: not simulated in a pipeline", "fcfs-interval"),
         ("is for another number of stages", "vllm-0.32:pipeline_parallel_size=3"),

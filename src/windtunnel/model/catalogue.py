@@ -1,5 +1,6 @@
 """Models by name: the configs that the kernel database's package ships, our own, and the user's files."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,11 +51,19 @@ def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) ->
     return read_config(name, _with(_inherited(entry, entries), overrides), entry.get("hf_quant_config"))
 
 
+def _family(name: str) -> str:
+    """The first word of a name without its organisation: what another size of a model has in common with it."""
+    found = re.match("[a-z]+", name.rsplit("/", 1)[-1].lower())
+    return found[0] if found else ""
+
+
 def _read_relative(wanted: str, entries: Mapping[str, Entry], overrides: Mapping[str, Any] | None) -> Model:
     """Another version, or another format, of a model in the catalogue. Raises InputError where there is none."""
     found = find_relative(wanted, entries)
     if found is None:
-        said, where = str(unknown("model", wanted, entries)), where_to_get(wanted)
+        where = where_to_get(wanted)
+        akin = [name for name in entries if not where or _family(name) == _family(wanted)]
+        said = str(unknown("model", wanted, akin)) if akin else f"unknown model {wanted!r}"
         raise InputError(f"{said.partition(': known: ')[0] if where else said}{where}")
     model = load_model(found.name, overrides)
     if found.quantization is not None:

@@ -29,12 +29,26 @@ class WholeBatches(Settings):
     """Seconds that the oldest request waits for a full batch (Triton's max_queue_delay_microseconds)."""
     answer_singly: bool = False
     """An answer leaves with its last token; its place and memory stay until the batch ends all the same."""
+    pipeline_parallel_size: int = 1
+    """Stages of a pipeline, each with an engine: batches of its own requests, and a share of the memory."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_queue_delay"):
             if not 0 <= getattr(self, name) < inf:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0 and finite; 0 means no such rule")
         check_seconds("max_queue_delay", self.max_queue_delay)
+        if self.pipeline_parallel_size < 1:
+            raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
+        if self.pipeline_parallel_size > 1 and self.max_queue_delay:
+            raise InputError(
+                f"max_queue_delay={self.max_queue_delay}: batches with padding do not wait in a pipeline; leave it "
+                "out, or use the scheduler 'dynamic'"
+            )
+
+    @property
+    def virtual_engines(self) -> int:
+        """See Settings: as many batches are in flight as there are stages."""
+        return self.pipeline_parallel_size
 
     @property
     def chunked_prefill(self) -> bool:

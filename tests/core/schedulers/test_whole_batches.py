@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import equality
@@ -12,6 +13,9 @@ from equality import RELAXED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle.mixed_pools import run_policies
+from oracle.pipeline import table_passage
+from oracle.schedulers.whole_batches import Scheduler
+from oracle.vllm_v1.request import Request
 from simulate.test_python_schedulers import demand
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
@@ -19,7 +23,8 @@ from core.fleet.test_service import differences, faults, scaled
 from core.loop_cases import equal_rows, merged
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.fleet import service
-from windtunnel.perf.batch_times import linear
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, WholeBatches
 from windtunnel.policy.routing import SCORED, PrefixAware
 from windtunnel.policy.scaling import Failure
@@ -91,6 +96,84 @@ def test_so_they_are_where_replicas_come_and_go() -> None:
         assert not differences(run_policies(*drawn), service.run(*drawn))
 
     compare()
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> tuple[Fleet, Demand, int, Any]:
+    """Two to four stages, each with an engine."""
+    fleet, demand, router, uniforms = draw(batches(True))
+    times = draw(equality.stages_of(fleet.limits[0]))
+    stages = len(times.stages)
+    policy = fleet.policies[0].with_stages(stages)
+    limits = replace(fleet.limits[0], num_blocks=fleet.limits[0].num_blocks * stages)
+    fleet = replace(fleet, limits=(limits,), policies=(policy,), times=(times,), lanes=(1,), lockstep=(False,))
+    return fleet, demand, router, uniforms
+
+
+def by_engines(fleet: Fleet, demand: Demand) -> list[Request]:
+    """One replica a second time, in plain Python: each engine forms its batches, steps pass through the stages in the
+    order of their decisions. Requests come by the clock."""
+    policy, times, limits = fleet.policies[0], fleet.times[0], fleet.limits[0]
+    assert isinstance(policy, WholeBatches)
+    assert isinstance(times, StageTimes)
+    count = len(times.stages)
+    engines = [Scheduler(replace(limits, num_blocks=limits.num_blocks // count), policy) for _ in range(count)]
+    declared = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
+    columns = demand.arrival, demand.prompt_tokens, demand.output_tokens, declared
+    requests = [Request(i, *row) for i, row in enumerate(zip(*(c.tolist() for c in columns), strict=True))]
+    coming, free = [one for one in requests if not demand.refused[one.id]], [0.0] * count
+    flights: list[tuple[float, int, int, Any]] = []
+    decided, idle = 0, set(range(count))
+    while coming or flights:
+        end = flights[0][0] if flights else inf
+        now = min(end, coming[0].arrival if coming else inf)
+        if end <= now:
+            _, _, k, batch = flights.pop(0)
+            engines[k].update(batch, end)
+            idle.add(k)
+        while coming and coming[0].arrival <= now:
+            load = [one.num_waiting + one.num_running for one in engines]
+            engines[load.index(min(load))].add(coming.pop(0))
+        for k in sorted(idle):
+            batch = engines[k].schedule(now)
+            if not batch.scheduled:
+                continue
+            seconds, sends = table_passage(times)(batch)
+            for part in batch.scheduled:
+                if np.isnan(part.request.scheduled):
+                    part.request.scheduled = max(now, free[0])
+            ready = now
+            for s, own in enumerate(seconds):
+                free[s] = max(ready, free[s]) + own
+                ready = free[s] + (sends[s] if s < len(sends) else 0.0)
+            decided += 1
+            flights.append((free[-1], decided, k, batch))
+            idle.discard(k)
+    return requests
+
+
+@IN_PLAIN_PYTHON
+def test_each_stage_makes_batches_of_its_requests() -> None:
+    @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
+    @given(staged())
+    def compare(drawn: Any) -> None:
+        record = run(*drawn)
+        assert not unlike(record, partial(run, jumps=False)(*drawn))
+        fleet, demand, _, uniforms = drawn
+        fleet, n = replace(fleet, replicas=(1,)), len(demand.arrival)
+        demand = replace(demand, follow=np.full(n, -1), max_concurrency=0)
+        record, served = run(fleet, demand, 0, uniforms), by_engines(fleet, demand)
+        for name in ("scheduled", "first_token", "finish"):
+            expected = [getattr(one, name) for one in served]
+            assert np.array_equal(record.requests[name], expected, equal_nan=True), name
+
+    compare()
+
+
+@IN_PLAIN_PYTHON
+def test_batches_in_a_pipeline_do_not_wait_to_be_filled() -> None:
+    with pytest.raises(InputError, match="max_queue_delay=2: batches with padding do not wait in a pipeline"):
+        WholeBatches(max_queue_delay=2).with_stages(2)
 
 
 @WITH_THE_COMPILER

@@ -1,5 +1,5 @@
 """Virtual engines: the lanes of one replica that share the stages of a pipeline (AsyncLLMEngine.run_engine_loop and
-LLMEngine.add_request of vLLM 0.8.5, v0).
+LLMEngine.add_request of vLLM 0.8.5, v0; static batches).
 
 Each lane has requests of its own, and decides its next step when its latest one has passed all stages. Steps pass
 through the stages, and so end, in the order of their decisions: engines that are busy take turns. Fields that are of
@@ -220,7 +220,7 @@ def last_to_decide(group: Group, lanes: Array, pipe: Pipe) -> float:
 
 
 @part
-def make_step(state: State, pool: Pool, group: Group, pipe: Pipe, k: int, logged: bool) -> None:
+def make_step(state: State, pool: Pool, group: Group, pipe: Pipe, k: int, logged: bool, discarded: Any) -> None:
     """The next step of engine ``k``, in which only contexts change."""
     i = group.first_lane + k
     lane, seats, row = state.lanes[i], state.seats[i], state.counters[ROWS]
@@ -228,7 +228,7 @@ def make_step(state: State, pool: Pool, group: Group, pipe: Pipe, k: int, logged
     lane.free -= seats[PHASES, lane.clock % pool.block_size]
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv = 0, 0, lane.decodes, lane.kv_tokens
     if logged:
-        write_step(state, pool, group, lane, seats, start, 0, 0.0)
+        write_step(state, pool, group, lane, seats, start, discarded(state, pool, i), 0.0)
         number_rows(state, pool, group, k, row)
     lane.end = pass_stages_decoding(pool, lane, pipe, k, start)
     lane.kv_tokens += lane.decodes
@@ -237,12 +237,15 @@ def make_step(state: State, pool: Pool, group: Group, pipe: Pipe, k: int, logged
 
 
 @part
-def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: float, steady: Any, jumped: Any) -> int:
+def equal_rounds(
+    state: State, pool: Pool, group: Group, pipe: Pipe, until: float, steady: Any, jumped: Any, discarded: Any
+) -> int:
     """Make as many equal rounds as possible while steps are decided before ``until``; returns how many.
 
     ``steady(state, pool, i, now, until)``: (steps of lane ``i`` from ``now`` on that are equal, whether a request that
-    arrives could join them). ``jumped(state, pool, i, steps)`` is called after them. The first round stops at ``until``
-    in any case: its rows say who waited when it was decided.
+    arrives could join them). ``jumped(state, pool, i, steps)`` is called after them; ``discarded(state, pool, i)``:
+    decodes whose token nobody takes. The first round stops at ``until`` in any case: its rows say who waited when it
+    was decided.
     """
     first, last, counters = group.first_lane, group.first_lane + group.num_lanes, state.counters
     if counters[JUMPS] == 0 or not state.lanes[first].due:
@@ -256,7 +259,7 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
         busy += state.lanes[i].flying
     while done < rounds and last_to_decide(group, state.lanes, pipe) < limit and have_blocks(state, pool, group):
         for _ in range(busy):
-            make_step(state, pool, group, pipe, next_to_end(group, state.lanes, pipe), done == 0)
+            make_step(state, pool, group, pipe, next_to_end(group, state.lanes, pipe), done == 0, discarded)
         done += 1
         limit = min(until, state.clocks[HALTS]) if joins else state.clocks[HALTS]
     if done > 0:
@@ -268,6 +271,12 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
         begin_boundary(group, state.lanes)
         wait_for_next(group, state.lanes, pipe)
     return done
+
+
+@part
+def none_discarded(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
+    """Every decode yields a token."""
+    return 0
 
 
 @part

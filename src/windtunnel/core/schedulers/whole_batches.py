@@ -3,6 +3,9 @@
 Its requests have the first seats, in order of arrival. The clock counts the steps in which they decode, and those that
 have all their tokens do so as well, as padding, until the longest output has ended. Each holds the same memory: that
 for the longest prompt and the longest declared output together.
+
+In a pipeline each stage has an engine that makes batches of its requests, with its share of the memory. What a step
+means for them is known when it has passed all stages: ``finish`` is called then.
 """
 
 from typing import Any, NamedTuple
@@ -14,6 +17,8 @@ from windtunnel.core import step as steps
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
+from windtunnel.core.pipelines import engines
+from windtunnel.core.pipelines.stages import PIPE_OF_LANE, clear_pipe, pipes
 from windtunnel.core.queues import pop_first, put_last
 from windtunnel.core.records import NONE, ROWS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, WHO, add_chunk, end_decodes, ends_at, sit
@@ -23,41 +28,65 @@ POOL_FIELDS: Fields = [
     ("max_queue_delay", np.float64),
     ("places", np.int64),  # requests of a batch at most
     ("answer_singly", np.int64),
+    ("stages", np.int64),
 ]
 
 LANE_FIELDS: Fields = [
-    (name, np.int64)
-    for name in (
-        "longest",  # tokens of the longest prompt of the batch
-        "prefilled",  # its requests that have computed their prompt
-        "padding",  # those that have all their tokens
-        "held",  # blocks
-    )
+    *(
+        (name, np.int64)
+        for name in (
+            "longest",  # tokens of the longest prompt of the batch
+            "prefilled",  # its requests that have computed their prompt
+            "padding",  # those that have all their tokens
+            "held",  # blocks
+        )
+    ),
+    *PIPE_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [("max_tokens", np.int32)]
 
 
 class Extra(NamedTuple):
-    """Nothing: only its type counts."""
+    """What only this scheduler reads and writes."""
 
-    nothing: Any
+    pipe: Any
+    """core.pipelines.stages.Pipe, or None where a step has a single stage."""
 
 
-def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:  # noqa: ARG001 - as in every scheduler
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
     """Write the settings into the pools."""
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
+        pool["stages"] = policy.pipeline_parallel_size
+        pool["num_blocks"] = limits.num_blocks // policy.pipeline_parallel_size
         pool["places"] = policy.places(limits)
         pool["answer_singly"], pool["max_queue_delay"] = policy.answer_singly, policy.max_queue_delay
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
-    return Extra(None)
+    piped = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
+    return Extra(pipes(fleet, lanes) if piped else None)
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    if state.extra.pipe is not None:
+        clear_pipe(state, state.extra.pipe, i)
 
 
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Put an arriving request into the queue."""
+    enqueue_in(state, lane, r, state.extra.pipe)
+
+
+@part
+def enqueue_in(state: State, lane: Lane, r: int, pipe: Any) -> None:
+    """The queue is that of the lane, or in a pipeline that of the least busy engine."""
+    if pipe is not None:
+        lane = engines.hand_over(state, lane, r)
     put_last(lane, state.requests, r)
+    if pipe is not None:
+        engines.interrupt(state, lane)
 
 
 @part
@@ -134,8 +163,13 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
 
 @part
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
-    """Log the step: nobody takes the tokens of padding."""
-    lane = state.lanes[i]
+    """Log the step: nobody takes the tokens of padding. In a pipeline the first stage may begin with it after the
+    decision."""
+    lane, now = state.lanes[i], state.groups[state.lanes[i].group].now
+    for seat in range(lane.prefilled, lane.prefilled + lane.chunks):
+        request = state.requests[state.seats[i, WHO, seat]]
+        if request.scheduled == now:
+            request.scheduled = max(start, now)
     launch_counted(state, pool, i, start, lane.padding if lane.step_decodes > 0 else 0, 0.0)
 
 
@@ -219,7 +253,25 @@ def pass_over(state: State, pool: Pool, group: Group, goes_on: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return step_through(state, pool, group, state.extra.pipe)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
+    """A step of one stage, or of one of several engines."""
+    if pipe is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return engines.step(state, pool, group, pipe, schedule, nothing, launch, nothing_yet, finish, stay)
+
+
+@part
+def nothing_yet(state: State, pool: Pool, i: int, end: float) -> None:
+    """A step has begun."""
+
+
+@part
+def stay(state: State, pool: Pool, i: int) -> None:
+    """Nobody leaves before a step has ended."""
 
 
 # Many steps at once.
@@ -245,6 +297,33 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG00
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps as possible, or let time pass until a batch is made."""
+    return jump_through(state, pool, group, until, state.extra.pipe)
+
+
+@part
+def steady_alone(state: State, pool: Pool, i: int, now: float, until: float) -> tuple[int, bool]:  # noqa: ARG001 - see there
+    """What the next steps of an engine have in common; see ``core.pipelines.engines``."""
+    possible, _, joins = steady(state, pool, i)
+    return possible, joins
+
+
+@part
+def padding_of(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
+    """Decodes of a batch whose tokens nobody takes."""
+    return int(state.lanes[i].padding)
+
+
+@part
+def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any) -> int:
+    """Equal steps of one stage, or equal rounds of several engines."""
+    if pipe is None:
+        return jump_together(state, pool, group, until)
+    return engines.equal_rounds(state, pool, group, pipe, until, steady_alone, jumped, padding_of)
+
+
+@part
+def jump_together(state: State, pool: Pool, group: Group, until: float) -> int:
+    """The lanes of a group make equal steps, or wait."""
     row, lanes = state.counters[ROWS], state.lanes
     done = equal_steps(state, pool, group, until, steady, jumped, True)
     if done == 0:
@@ -271,7 +350,7 @@ def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
 def wait(state: State, pool: Pool, group: Group, until: float) -> int:
     """Let time pass until a batch is made; whether there is one to wait for."""
     opened = opening(pool, group, state.lanes, state.requests)
-    if not group.now < opened < np.inf:
+    if pool.stages > 1 or not group.now < opened < np.inf:
         return 0
     group.now = group.end = min(opened, until)
     begin_boundary(group, state.lanes)
@@ -286,10 +365,18 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         if lane.decodes > 0:
-            shortest = state.floats[pool.shortest_step + lane.decodes]
-            group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
+            shortest = shortest_step(state, pool, lane, state.extra.pipe)
+            group.bound = min(group.bound, group.now + float(max(lane.next_end - lane.clock - 1, 0)) * shortest)
         elif lane.top > 0:
             group.bound = group.now
         elif lane.head != NONE:
             opened = opening(pool, group, state.lanes, state.requests)
             group.bound = min(group.bound, opened if group.now < opened < np.inf else group.now)
+
+
+@part
+def shortest_step(state: State, pool: Pool, lane: Lane, pipe: Any) -> float:
+    """Seconds that a step of the lane's decodes takes at least."""
+    if pipe is None:
+        return float(state.floats[pool.shortest_step + lane.decodes])
+    return engines.shortest_step(lane, pool, pipe)

@@ -449,7 +449,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
     if failed(state, group):
         return 0
     if pipe is not None:
-        return engines.equal_rounds(state, pool, group, pipe, until, steady_alone, jumped)
+        return engines.equal_rounds(state, pool, group, pipe, until, steady_alone, jumped, engines.none_discarded)
     limit = equal_until(state, pool, group.first_lane, group.now, until)
     return equal_steps(state, pool, group, limit, steady, jumped)
 
