@@ -31,6 +31,9 @@ ROOMS = {
     "workload": ("workload/*.py",),
     "memory": ("deployment/memory*.py",),
     "report": ("report/*.py",),
+    "serve": ("serve/*.py", "serve/kv/*.py", "serve/openai/*.py"),
+    "presets": ("deployment/presets.py", "deployment/handover*.py"),
+    "bounds": ("optimum/*bound*.py", "optimum/certificate.py", "optimum/*/*bound*.py"),
     "perf": (
         "perf/kernel.py",
         "perf/explain.py",

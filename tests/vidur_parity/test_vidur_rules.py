@@ -14,6 +14,7 @@ from oracle.vllm_v1.request import Request
 from benchmarks.vidur_parity.__main__ import main
 from benchmarks.vidur_parity.given import Given, drawn, lengths, read
 from benchmarks.vidur_parity.serve import policy, serve
+from benchmarks.vidur_parity.settings import SETTINGS, given_by
 from benchmarks.vidur_parity.times import StageSeconds
 from vidur_parity.vidur_rules import Item, Node, run
 
@@ -177,3 +178,11 @@ def test_uniform_lengths_come_after_the_interval_from_one_stream() -> None:
         total = 256 + (4096 - 256) * stream.random()
         expected.append((int(total - ceil(total / 4)), ceil(total / 4)))
     assert drawn(asked) == expected
+
+
+@pytest.mark.skipif(not RUNS.is_dir(), reason="Vidur's runs are not here")
+def test_a_load_is_drawn_from_its_settings_as_vidur_drew_it() -> None:
+    found = read(RUNS / "vllm-conv-q1")
+    asked = given_by(SETTINGS[0], found, RUNS.parent)
+    for name in ("arrived_at", "num_prefill_tokens", "num_decode_tokens"):
+        assert np.array_equal(asked.requests[name], found.requests[name]), name

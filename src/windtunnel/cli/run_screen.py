@@ -385,6 +385,9 @@ def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO |
     for name in ("trace", "random_input_len", "random_output_len"):
         if (value := getattr(scenario.load, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for name in ("images_per_prompt", "image_tokens"):
+        if value := getattr(scenario.load, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--target-request-rate", f"{load['request_rate']:.3g}"]
     if slo and slo.limits:
         words += ["--goodput", *(f"{name}:{1e3 * value:g}" for name, value in slo.limits.items())]

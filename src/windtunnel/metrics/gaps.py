@@ -159,9 +159,10 @@ def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
     log, rows = steps.run.iterations, steps.heads
     rows = rows[log.decodes[rows] > 0]
     lane = lane_number(log.replica[rows], log.lane[rows])
-    order = np.argsort(lane, kind="stable")
-    rows, lane = rows[order], lane[order]
-    del order
+    if (lane[1:] < lane[:-1]).any():
+        order = np.argsort(lane, kind="stable")
+        rows, lane = rows[order], lane[order]
+        del order
     start, end = log.start[rows], steps.ends_of(rows)
     before = np.append(np.nan, end[:-1])[: len(end)]
     opens = np.flatnonzero(np.diff(lane, prepend=-1))

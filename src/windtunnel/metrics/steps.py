@@ -22,7 +22,7 @@ Counts = NDArray[np.integer[Any]]
 """Integers of any size: int32 where there is one for each step."""
 
 
-PIECE = 1 << 18
+PIECE = 1 << 16
 """Rows of the log whose sums are formed at once."""
 
 
@@ -229,7 +229,7 @@ class Steps:
         found = np.zeros((5, len(heads)))
         edges = (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
         times = start.astype(np.float64), self.grouped.end, self.grouped.begins
-        add_up(np.stack(columns).astype(np.int64), *times, *edges, found)
+        add_up(np.stack(columns).astype(np.int64, copy=False), *times, *edges, found)
         return Inside(found[0], found[1], found[2], found[3], found[4], 1.0)
 
 

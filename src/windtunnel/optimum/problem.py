@@ -66,10 +66,12 @@ class Problem:
         """The problem of a workload; outputs are cut at max_model_len as engines do.
 
         Raises:
-            InputError: arrivals depend on completions, or prompts share what they have in the cache.
+            InputError: arrivals depend on completions, prompts share what they have in the cache, or have images.
         """
         if workload.released_by_ends:
             raise InputError("closed loops and sessions have no optimum: their arrivals depend on the schedule")
+        if workload.images[0]:
+            raise InputError("prompts with images: no bound counts what an encoder holds up: drop images_per_prompt")
         if workload.texts is not None:
             raise InputError("prompts with shared blocks: no bound yet counts what a prefix cache saves; drop hash_ids")
         output = np.minimum(workload.output_tokens, limits.max_model_len - workload.prompt_tokens)

@@ -90,6 +90,11 @@ class Load:
     memory finds. Assumed: all begin with one text."""
     shared_prefix: int | None = None
     """Or: tokens with which every prompt begins, such as a system prompt."""
+    images_per_prompt: int = 0
+    """Images before each prompt, all different, whose tokens are added to it. vLLM's limits on what its encoder
+    computes in a step and keeps are simulated, the encoder's own time is not."""
+    image_tokens: int = 0
+    """Tokens that the model makes of an image."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
@@ -127,6 +132,13 @@ class Load:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
         if self.prefix_hit_rate is not None and self.shared_prefix is not None:
             raise InputError("prefix_hit_rate and shared_prefix: both say what prompts share: leave one out")
+        if min(self.images_per_prompt, self.image_tokens) < 0 or (self.images_per_prompt > 0) != (
+            self.image_tokens > 0
+        ):
+            raise InputError(
+                f"images_per_prompt={self.images_per_prompt}, image_tokens={self.image_tokens}: both are ≥ 1, or left "
+                "out"
+            )
         self._check_source()
         self._check_times()
         self._check_driver()
@@ -260,6 +272,7 @@ class Load:
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
         from windtunnel.workload import cut_to, with_lanes, with_recorded_answers, with_think_time_at_most
+        from windtunnel.workload.prompts import with_images
 
         found = self._random(seed) if self.is_random else self._trace(seed)
         if self.answers_told == "recorded":
@@ -267,6 +280,8 @@ class Load:
         if self.max_request_tokens is not None and self.replay is None:
             found = cut_to(found, self.max_request_tokens)
         found = self._assumed(found)
+        if self.images_per_prompt:
+            found = with_images(found, self.images_per_prompt, self.image_tokens)
         if self.predict_outputs is not None:
             found = self._predicted(found, seed)
         if self.max_think_time is not None:

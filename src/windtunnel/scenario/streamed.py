@@ -95,8 +95,10 @@ def totals_of(
 def pieces_of(load: Load, seed: int) -> Iterable[Workload]:
     """The requests of the flags in pieces; those of a file, which must fit into memory. Raises InputError for loads
     that have none."""
-    if load.max_concurrency or load.lanes or load.random_turns > 1 or load.random_prefix_len:
+    if load.max_concurrency or load.lanes or load.replay or load.random_turns > 1 or load.random_prefix_len:
         raise InputError("stream: does not go with sessions, closed loops and prompts that share text")
+    if load.images_per_prompt:
+        raise InputError(f"stream: images_per_prompt={load.images_per_prompt}: not simulated in pieces: leave one out")
     if load.is_random:
         return Drawn(load.arrivals(), load.lengths(), load.num_prompts or NUM_PROMPTS, seed, "random")
     trace = load.trace or TRACE

@@ -35,6 +35,7 @@ from windtunnel.simulate.disaggregation import (
     handovers_of,
     routers_of,
 )
+from windtunnel.simulate.images import about_images, inputs_of, with_images
 from windtunnel.simulate.looks import seen_late
 from windtunnel.simulate.measured import within
 from windtunnel.simulate.notes import about_load, about_the_unfinished
@@ -90,14 +91,14 @@ def simulate(
     router = find_router(deployment.router)
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
-    named, tables = step_by_step(deployment.pools, named, known)
+    named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
+    notes += about_images(workload, named) + about_load(demand, cut, fleet) + _state_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
@@ -320,6 +321,7 @@ def demand_of(workload: Workload, fleet: Fleet, reserved: int = 0) -> tuple[Dema
         max_concurrency=workload.max_concurrency,
         max_tokens=np.minimum(workload.max_tokens, room),
         priority=workload.priority,
+        images=inputs_of(workload),
         hash_block_size=workload.hash_block_size,
         begins=None if workload.texts is None else tree(workload.texts),
     )

@@ -25,6 +25,8 @@ LARGEST = {
     "random_prefix_len": MOST_TOKENS,
     "random_num_prefixes": MOST_REQUESTS,
     "random_turns": MOST_REQUESTS,
+    "images_per_prompt": 1000,
+    "image_tokens": MOST_TOKENS,
     "replicas": MOST_REPLICAS,
 }
 

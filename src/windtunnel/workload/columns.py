@@ -64,6 +64,8 @@ class Workload:
     have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
     """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    images: tuple[int, int] = (0, 0)
+    """How many images stand at the beginning of each prompt, and how many of its tokens each one is."""
     measured: Measured | None = None
     """What of a run counts, where that is a window after a warm-up; None: all of it."""
     asked_rate: float = 0.0
@@ -93,6 +95,9 @@ class Workload:
                 raise InputError("begins and hash_ids: both say what prompts share: give one of them")
             texts.check_begins(self.begins, self.prompt_tokens, self.output_tokens)
             texts.check_causes(self.begins, self.waits, self.prompt_tokens)
+        count, tokens = self.images
+        if (count > 0) != (tokens > 0) or min(count, tokens, 0) < 0 or (count * tokens > self.prompt_tokens).any():
+            raise InputError(f"images={self.images}: must be (images, tokens of each), and stand in every prompt")
         for name in ("max_concurrency", "lanes"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1, or 0 for no limit")
@@ -205,7 +210,8 @@ class Workload:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything but name and notes: equal digests mean equal requests."""
-        state = sha256(f"{len(self)} {self.hash_block_size} {self.max_concurrency}".encode())
+        images = f" {self.images}" if self.images[0] else ""
+        state = sha256(f"{len(self)} {self.hash_block_size} {self.max_concurrency}{images}".encode())
         for column in (*self.columns().values(), *(self.hash_ids or ()), *(self.after or ()), *(self.begins or ())):
             state.update(np.ascontiguousarray(column).tobytes())
         if self.lanes:

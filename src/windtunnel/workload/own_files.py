@@ -154,6 +154,8 @@ def _blocks(rows: list[dict[str, Any]], settings: Columns) -> Columns:
 
 
 def _head(workload: Workload) -> dict[str, Any]:
+    if workload.images[0]:
+        raise InputError(f"images={workload.images}: no file has them: write the workload without, and add them again")
     new = workload.after is not None or workload.begins is not None or workload.lanes > 0
     head: dict[str, Any] = {"schema_version": 2 if new else 1, "name": workload.name}
     for name in ("max_concurrency", "lanes"):

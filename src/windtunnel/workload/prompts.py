@@ -161,3 +161,15 @@ def _hashes(blocks: Integers, prefix: Integers, prefix_blocks: int, owner: Integ
     common = np.repeat(prefix * prefix_blocks, blocks) + place
     own = np.repeat(start[owner], blocks) + place
     return offsets, np.where(place < prefix_blocks, common, own)
+
+
+def with_images(workload: Workload, count: int, tokens: int) -> Workload:
+    """So many images of so many tokens before each prompt, no two alike.
+
+    Raises InputError if prompts share text, since it is not known which images are part of it.
+    """
+    if workload.hash_ids is not None or workload.begins is not None:
+        raise InputError(
+            f"images_per_prompt={count}: not simulated where prompts share text, as in {workload.name}: leave one out"
+        )
+    return replace(workload, prompt_tokens=workload.prompt_tokens + count * tokens, images=(count, tokens))

@@ -120,7 +120,7 @@ def _copied(workload: Workload, later: npt.NDArray[Any], times: int) -> Workload
     columns["arrival"] += later
     members = columns["session"][: len(workload)] >= 0
     columns["session"][np.tile(members, times)] = _numbered_on(columns["session"][: len(workload)][members], times)
-    return Workload.from_columns(
+    found = Workload.from_columns(
         **columns,
         after=_repeat_edges(graph.taken(workload.after, order), times),
         begins=_repeat_begins(texts.taken(workload.texts, order), times),
@@ -130,6 +130,7 @@ def _copied(workload: Workload, later: npt.NDArray[Any], times: int) -> Workload
         notes=workload.notes,
         sort=True,
     )
+    return replace(found, images=workload.images)
 
 
 def _repeat_edges(after: Edges | None, times: int) -> Edges | None:

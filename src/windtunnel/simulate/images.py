@@ -1,0 +1,56 @@
+"""Images in prompts: what vLLM's encoder may compute in a step, and keep."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from windtunnel.core.engine import Integers
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.policy import Settings, VllmV1
+from windtunnel.policy.encoder import Encoder
+from windtunnel.workload import Workload
+
+
+def with_images(deployment: Deployment, workload: Workload, policies: Sequence[Settings]) -> list[Settings]:
+    """The schedulers, with an encoder where prompts have images: it computes as many embeddings in a step as the step
+    may have tokens, and keeps as many, or those of one image if that is more (vLLM 0.33: max_num_encoder_input_tokens
+    and encoder_cache_size of config/scheduler.py, which are max_num_batched_tokens).
+
+    Raises InputError where images are not simulated.
+    """
+    count, tokens = workload.images
+    if not count:
+        return list(policies)
+    found: list[Settings] = []
+    for pool, policy in zip(deployment.pools, policies, strict=True):
+        if not isinstance(policy, VllmV1) or pool.role != "mixed" or pool.stores:
+            raise InputError(
+                f"images_per_prompt={count}: simulated with vLLM's v1 scheduler in mixed pools without KV stores: "
+                "leave it out, or take engine=vllm-0.33"
+            )
+        most = max(pool.engine.resolved("max_num_batched_tokens"), tokens)
+        found.append(replace(policy, encoder=Encoder(most, most)))
+    return found
+
+
+def about_images(workload: Workload, policies: Sequence[Settings]) -> list[str]:
+    """What is not simulated of them."""
+    encoders = {policy.encoder.compute_budget for policy in policies if isinstance(policy, VllmV1) and policy.encoder}
+    count, tokens = workload.images
+    return [
+        f"{count} images of {tokens:,} tokens before each prompt: the encoder computes at most {most:,} embeddings in "
+        "a step and keeps as many, by vLLM 0.33's rules; its own time is not simulated, as no kernel of it is known"
+        for most in sorted(encoders)
+    ]
+
+
+def inputs_of(workload: Workload) -> tuple[Integers, ...] | None:
+    """The images as of ``Demand``: no two are alike."""
+    count, tokens = workload.images
+    if not count:
+        return None
+    n = len(workload)
+    offsets = np.tile(np.arange(count) * tokens, n)
+    return np.arange(n + 1) * count, offsets, np.full(n * count, tokens), np.arange(n * count)
