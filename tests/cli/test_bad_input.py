@@ -49,7 +49,10 @@ def complaint(capsys: Capture, *words: str) -> str:
     ("words", "says"),
     [
         (("rum",), "Did you mean"),
-        (("sweep", "Qwen/Qwen3-8B", "--request-rate", "2", "4", "8"), "unexpected 4 8 after --request-rate: leave them out"),
+        (
+            ("sweep", "Qwen/Qwen3-8B", "--request-rate", "2", "4", "8"),
+            "unexpected 4 8 after --request-rate: leave them",
+        ),
         (("run", "Qwen/Qwen3-8B", "qps"), "unexpected qps: leave it out"),
         (("run", "--devise", "h100"), "--device"),
         (("run", "--max-num-seq", "4"), "--max-num-seqs"),
