@@ -101,6 +101,19 @@ def test_an_orchestrator_sends_nothing_and_its_rounds_wait_for_each_other(tmp_pa
     assert max(map(len, chains)) == 2
 
 
+@pytest.mark.parametrize(
+    ("limits", "seconds"), [({"min": 2000}, 2.0), ({"max": 500}, 0.5), ({"min": 1, "max": 9000}, 1.5)]
+)
+def test_think_times_keep_their_limits(limits: dict[str, int], seconds: float, tmp_path: Path) -> None:
+    words = {f"think_time_{name}_ms": value for name, value in limits.items()}
+    found = read(
+        tmp_path,
+        {"session_id": "o", "orchestrator": True, "think_time_ms": 1500, "spawns": ["a"], **words},
+        talk("a", turn(1, 1)),
+    )
+    assert found.arrival.tolist() == [seconds]
+
+
 def test_what_each_turn_says_whole_begins_with_nothing(tmp_path: Path) -> None:
     found = read(tmp_path, talk("a", turn(9, 1), turn(12, 1), context_mode="message_array_with_responses"))
     assert [row[3:] for row in rows(found)] == [(9, 1, -1, 0), (12, 1, -1, 0)]

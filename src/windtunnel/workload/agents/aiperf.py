@@ -115,8 +115,7 @@ class _Trees:
         rounds = row.get("rounds") or 1
         stages = rounds if isinstance(rounds, list) else [{}] * int(rounds)
         for stage in stages:
-            think = stage.get("think_time_ms", row.get("think_time_ms"))
-            pause = wait + seconds_of(think, "think_time_ms")
+            pause = wait + _think_time({**row, **stage})
             ends = [
                 end
                 for child in _spawned(stage.get("spawns") or row.get("spawns"))
@@ -159,6 +158,13 @@ class _Trees:
         system = "".join(said(one) for one in messages if isinstance(one, dict) and one.get("role") == "system")
         own = sum(self.talks.tokens(said(one)) for one in messages) + self.talks.tokens(_tools(turn))
         return self.talks.add(self.session, after, wait, own, output, history, system=_tools(turn) + system)
+
+
+def _think_time(of: Mapping[str, Any]) -> float:
+    """Seconds before a round, within its limits."""
+    least, most = (seconds_of(of.get(name), name) for name in ("think_time_min_ms", "think_time_max_ms"))
+    found = max(seconds_of(of.get("think_time_ms"), "think_time_ms"), least)
+    return found if of.get("think_time_max_ms") is None else min(found, most)
 
 
 def _tools(turn: Mapping[str, Any]) -> str:
