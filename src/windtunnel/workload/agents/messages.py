@@ -47,6 +47,7 @@ def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not columns["session"]:
         raise InputError("has no messages of the role assistant: they are the answers")
     notes = ["token counts are estimated: 4 characters a token"]
+    notes.append("without --answers recorded, as MLPerf replays them, later prompts hold what the server answers")
     if unanswered := sum(talk[-1]["role"] != "assistant" for talk in talks.values()):
         notes.append(f"{unanswered} conversations end with a message of the client, which is left out")
     return {**columns, "arrival": 0.0, "notes": notes}
