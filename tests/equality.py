@@ -1,6 +1,6 @@
 """Random cases for the comparison of the oracle with the compiled core, and what has to be equal."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -24,7 +24,6 @@ from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
-from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -446,9 +445,8 @@ def check_log(case: Any, record: Record, replicas: list[Replica]) -> None:
         step = steps[int(row["replica"]), int(row["lane"]), float(row["start"])]
         assert (step.used_blocks, step.waiting) == (row["used_blocks"], row["waiting"])
         assert sum(part.start for part in step.batch.decodes) == row["kv_tokens"]
-    columns = tuple(np.ascontiguousarray(rows[field.name]) for field in fields(Iterations))
     lanes = np.full(case.replicas, case.lanes if case.lockstep else 1)
-    found = iteration_times(columns, (case.times,), np.zeros(case.replicas, np.int64), lanes)
+    found = iteration_times(rows, (case.times,), np.zeros(case.replicas, np.int64), lanes)
     assert len(found.row) == len(steps)
     ends = []
     for number, start in zip(found.row.tolist(), found.start.tolist(), strict=True):

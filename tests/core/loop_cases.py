@@ -178,8 +178,9 @@ def handing_case(seed: int, n: int = 40, kinds: tuple[str, ...] = HANDING) -> Ca
 
 
 def by_lane(rows: Any) -> Any:
-    """The steps of the log lane by lane, without what idle lanes hold."""
+    """The steps of the log lane by lane, without what idle lanes hold, and without what only folding looks at."""
     rows = rows[(rows["steps"] > 0) | (rows["chunk_tokens"] > 0)]
+    rows["paused"] = 0
     return rows[np.lexsort((np.arange(len(rows)), rows["start"], rows["lane"], rows["replica"]))]
 
 

@@ -94,9 +94,7 @@ def test_as_many_lanes_as_equal_stages_keep_all_of_them_at_work(stages: int, set
     record, times = tandem([1.0] * stages, 0.0, 64, 200, stages, settings)
     requests = record.requests
     assert (requests["finish"] - requests["first_token"]).tolist() == [199.0 * stages] * stages
-    names = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context")
-    columns = tuple(record.rows[name] for name in (*names, "used_blocks", "waiting", "discarded", "transfer"))
-    steps = iteration_times(columns, (times,), np.zeros(1, np.int64), np.ones(1, np.int64))
+    steps = iteration_times(record.rows, (times,), np.zeros(1, np.int64), np.ones(1, np.int64))
     end = (steps.start + steps.duration).max()
     assert steps.busy.sum() * stages == len(steps.row) * stages
     assert end == len(steps.row) + stages - 1  # a bubble of stages − 1 at the begin and at the end

@@ -99,7 +99,7 @@ def replay_in_core(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
     assert isinstance(problem.times, BatchTimes)
     log = _log(problem, schedule)
     zeros = np.zeros(len(log), dtype=np.int64)
-    columns = (zeros, zeros, zeros.astype(np.float64), *log.T, zeros, zeros, zeros, zeros.astype(np.float64))
+    columns = (zeros, zeros, zeros.astype(np.float64), *log.T, zeros, zeros, zeros, zeros.astype(np.float64), zeros)
     seconds = durations(columns, (problem.times,), np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
     now, ends = float(problem.arrival.min()), []
     for batch, each in zip(schedule.batches, seconds.tolist(), strict=True):

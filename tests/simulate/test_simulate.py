@@ -158,7 +158,7 @@ def test_lockstep_ranks_share_every_step() -> None:
         Engine(data_parallel_size=2, enable_expert_parallel=True, max_model_len=4096, max_num_seqs=64),
     )
     done = run(Deployment((pool,)), generate(Gamma(10.0), LENGTHS, 200, seed=1))
-    rows = done.iterations
+    rows = done.unfolded().iterations
     starts = [rows.start[(rows.lane == lane) & (rows.steps > 0)] for lane in (0, 1)]
     assert np.array_equal(starts[0], starts[1])
 

@@ -1,7 +1,7 @@
 """Prefill and decode pools on the oracle: the core's record wherever both can run, and what it alone has."""
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +37,6 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
-from windtunnel.simulate.run import Iterations
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 TOLD = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
@@ -86,10 +85,9 @@ def steps_of(case: Case, record: Handed) -> Any:
     nothing decodes nothing depends on it.
     """
     fleet, rows = case.fleet, record.rows
-    columns = tuple(np.ascontiguousarray(rows[field.name]) for field in fields(Iterations))
     pool = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
     lanes = np.where(fleet.lockstep, fleet.lanes, 1)[pool]
-    found = iteration_times(columns, fleet.times, pool, lanes)
+    found = iteration_times(rows, fleet.times, pool, lanes)
     of = rows[found.row]
     stages = np.array([policy.pipeline_parallel_size for policy in fleet.policies])[pool]
     ranks = of["lane"] // stages[of["replica"]]
