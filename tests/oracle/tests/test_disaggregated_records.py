@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from core import pools_cases
-from core.pools_cases import Case, assert_nothing_is_left, cases, equal_requests, tandem
+from core.pools_cases import STEPS, Case, assert_nothing_is_left, cases, equal_requests, tandem
 from equality import RELAXED, Impatient, StuckError, _contents, balanced, stages_of
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
@@ -172,7 +172,8 @@ def test_tokens_that_stay_in_a_batch_are_not_given_back(stages: int, turns: bool
         decide_after_empty_step=turns,
     )
     fleet, none = tandem(1.0, 0.5), np.zeros((1, 65))
-    times = StageTimes((fleet.times[0],) * 2, none) if stages == 2 else fleet.times[0]
+    table = linear(1.0, 0.0, 0.0, 0.0, **STEPS)
+    times = StageTimes((table,) * 2, none) if stages == 2 else table
     limits = (Limits(4, 6, 64, blocks, 1), fleet.limits[1])
     fleet = replace(fleet, limits=limits, policies=(policy, VllmV1()), times=(times, fleet.times[1]))
     demand = replace(
