@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import HealthCheck
@@ -17,9 +18,11 @@ from oracle.vllm_v1.request import Image, Request
 from oracle.vllm_v1.scheduler import Scheduler
 from oracle.vllm_v1.speculation import Speculation
 
+from windtunnel.core import engine
+from windtunnel.core.dispatch import check
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
-from windtunnel.core.records import GONE, REFUSED
+from windtunnel.core.records import GONE, REFUSED, ROWS, State
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
@@ -309,7 +312,21 @@ def fleet_of(case: Case) -> Fleet:
 
 def by_core(case: Case, jumps: bool = True) -> Record:
     """The case on the compiled core."""
-    return run(fleet_of(case), demand_of(case), case.router, case.uniforms, jumps)
+    with patch.object(engine, "check", balanced):
+        return run(fleet_of(case), demand_of(case), case.router, case.uniforms, jumps)
+
+
+def balanced(state: State) -> None:
+    """At the end of a run, in place of ``dispatch.check``, as well: no step uses fewer blocks than none or more than
+    all, and when nobody holds any, all are free."""
+    check(state)
+    groups, lanes, rows = state.groups, state.lanes, state.rows[: state.counters[ROWS]]
+    pool_of_replica = np.zeros(int(groups["replica"].max()) + 1, dtype=np.int64)
+    pool_of_replica[groups["replica"]] = groups["pool"]
+    assert (rows["used_blocks"] >= 0).all()
+    assert (rows["used_blocks"] <= state.pools["num_blocks"][pool_of_replica[rows["replica"]]]).all()
+    if not lanes["outstanding"].any() and not state.requests["holds"].any():
+        assert (lanes["free"] == state.pools["num_blocks"][groups["pool"][lanes["group"]]]).all()
 
 
 def requests_of(case: Case) -> list[Request]:

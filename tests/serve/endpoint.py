@@ -31,8 +31,8 @@ MODEL = "Qwen/Qwen3-0.6B"
 
 
 @cache
-def deployment(**settings: Any) -> Deployment:
-    pool = Pool(load_model(MODEL), device("h100"), Engine(**settings), settings.pop("replicas", 1))
+def deployment(replicas: int = 1, **settings: Any) -> Deployment:
+    pool = Pool(load_model(MODEL), device("h100"), Engine(**settings), replicas)
     return Deployment((pool,))
 
 

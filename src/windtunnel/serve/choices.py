@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.serve.engine import Stream
+from windtunnel.serve.engine import ABORT, Stream
 from windtunnel.serve.openai.answers import Text, usage_of
 
 NAMES = {part: f"x-windtunnel-{part}-seconds".encode() for part in ("arrival", "queue", "prefill", "decode")}
@@ -19,6 +19,13 @@ class Choice:
     prompt: int
     """Which of the answer's prompts it continues."""
     prompt_tokens: int
+    closed: bool = False
+    """Whether its client has been told why it ends, in a stream."""
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ends."""
+        return ABORT if self.stream.reason == ABORT else self.text.finish_reason
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

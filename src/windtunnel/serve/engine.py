@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -22,6 +22,10 @@ from windtunnel.simulate.live import Arrival, LiveDeployment
 Observer = Callable[["Stream"], None]
 Gaps = list[tuple[Integers, NDArray[np.float64]]]
 """Replicas, and the gaps between tokens that requests of them have got."""
+MEMORY = "weights", "kv_cache"
+"""What sleeps of a replica at levels 1 and 2, by vLLM's tags (v1/executor/abstract.py)."""
+ABORT = "abort"
+"""Why a request ends whose engine goes to sleep, in vLLM's words."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +53,8 @@ class Stream:
     """Why its tokens end before the last one: its replica has failed, or the router rejects it."""
     withdrawn: bool = False
     """Aborted while it waited, so that nothing was computed of its prompt."""
+    held: float = 0.0
+    """Seconds before ``arrived``, in which the engines slept."""
     slot: int = field(default=-1, repr=False)
 
     @property
@@ -56,12 +62,16 @@ class Stream:
         """Seconds in the queue, in prefill and in decode, as far as they are known."""
         found = {}
         if isfinite(self.scheduled):
-            found["queue"] = self.scheduled - self.arrived
+            found["queue"] = self.scheduled - self.arrived + self.held
             if isfinite(self.first_token):
                 found["prefill"] = self.first_token - self.scheduled
                 if self.ended:
                     found["decode"] = self.last_token - self.first_token
         return found
+
+
+def _nobody() -> None:
+    """No client waits."""
 
 
 class Engine:
@@ -95,6 +105,14 @@ class Engine:
         self._wake = asyncio.Event()
         self.failure: BaseException | None = None
         """What ended the engines."""
+        self.awake = asyncio.Event()
+        """Set, but while the engines sleep, are on their way there, or wake up; then nothing may be submitted."""
+        self.awake.set()
+        self.sleep_level: int | None = None
+        """Of the latest sleep, from when it is reached until anything wakes up."""
+        self._asleep = set[str]()
+        self._one = asyncio.Lock()
+        self._idle, self._rung, self._alarm = asyncio.Event(), asyncio.Event(), np.inf
 
     @property
     def oldest(self) -> float:
@@ -108,10 +126,12 @@ class Engine:
         came: float | None = None,
         reason: str = "length",
         eager: bool = True,
+        held: float = 0.0,
     ) -> Stream:
         """A request has arrived; it will end for this ``reason``. ``eager``: its client wants each token at once.
 
-        ``came``: when the last of it came, by the monotonic clock; None: now. Raises RefusedError if the engines have
+        ``came``: when the last of it came, by the monotonic clock; None: now. ``held``: seconds that it waited before,
+        until the engines were awake. Raises RefusedError if the engines have
         ended.
         """
         if self.failure is not None:
@@ -120,7 +140,7 @@ class Engine:
         slot, arrived, rows = self.engine.arrive(arrival, time)
         self._note(rows)
         replica = self.deployment.replica_of(slot)
-        stream = Stream(arrival, arrived, replica, told, reason, slot=slot)
+        stream = Stream(arrival, arrived, replica, told, reason, held=held, slot=slot)
         self._streams[slot] = stream
         self.outbox.begin(slot, arrival.output_tokens, eager)
         if slot >= len(self._last):
@@ -143,6 +163,62 @@ class Engine:
         stream.tokens = int(self.outbox.lines.tokens[stream.slot])
         self._wake.set()
 
+    async def sleep(self, level: int, mode: str) -> None:
+        """Sleep, as vLLM's engines do (v1/engine/core.py): when this returns, no request is there, and above level 0
+        no cached block.
+
+        ``mode``: abort ends all requests with the tokens that they have, in the engines with their next step; wait lets
+        them end by themselves.
+        """
+        async with self._one:
+            self.awake.clear()
+            if mode == ABORT:
+                self._abort()
+            self._idle.clear()
+            self._wake.set()
+            await self._idle.wait()
+            if level and not self._asleep:
+                self._asleep = {*MEMORY}
+                self.engine.forget_caches()
+                for look in self.decided:
+                    look()
+            self.sleep_level = level
+
+    def _abort(self) -> None:
+        """All clients have what they will get; what the engines still have is nobody's."""
+        for slot, stream in self._streams.items():
+            if stream.ended or stream.aborted:
+                continue
+            rest = self._streams[slot] = replace(stream, told=_nobody)
+            self.leave(rest)
+            stream.tokens, stream.reason, stream.ended = rest.tokens, ABORT, True
+            stream.last_token = float(self._last[slot])
+            stream.told()
+
+    async def wake_up(self, tags: Collection[str], seconds: float) -> None:
+        """Wake up what has these tags of vLLM; requests go on when all is awake.
+
+        ``seconds``: simulated ones that pass before weights that slept are back.
+        """
+        async with self._one:
+            passes = seconds if "weights" in self._asleep.intersection(tags) else 0.0
+            self._rung.clear()
+            self._alarm = self.clock.now() + passes
+            self._wake.set()
+            await self._rung.wait()
+            self._asleep.difference_update(tags)
+            self.sleep_level = None
+            if not self._asleep:
+                self.awake.set()
+
+    def _look_at_the_time(self, now: float) -> None:
+        """Tell who waits for a time, or until all replicas are at rest."""
+        if now >= self._alarm:
+            self._alarm = np.inf
+            self._rung.set()
+        if not self._due and (not self._streams or self.engine.at_rest):
+            self._idle.set()
+
     async def run(self) -> None:
         """Simulate until cancelled.
 
@@ -162,17 +238,20 @@ class Engine:
                 for look in self.decided:
                     look()
                 await self._hand_out(now)
+                self._look_at_the_time(now)
                 decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
                 until = (
                     min(decided, self._next_due()) if self._streams else np.inf
                 )  # what happens to idle replicas waits
-                await self.clock.wait(float(until), self._wake)
+                await self.clock.wait(float(min(until, self._alarm)), self._wake)
         except Exception as failure:
             self.failure = failure
             logging.getLogger(__name__).exception("the simulated engines have ended")
             for stream in self._streams.values():
                 stream.ended = True
                 stream.told()
+            for waited_for in (self._idle, self._rung, self.awake):
+                waited_for.set()
             raise
 
     def _next_due(self) -> float:

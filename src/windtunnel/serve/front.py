@@ -18,9 +18,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from windtunnel.errors import unknown
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate
-from windtunnel.serve.engine import Engine
+from windtunnel.serve.engine import ABORT, MEMORY, Engine
 from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.log import Log
@@ -78,6 +79,10 @@ class Manners:
     """Requests beyond these are turned away (429)."""
     body_seconds: float = 30.0
     """In which a request's body must have come."""
+    enable_sleep_mode: bool = False
+    """It has vLLM's /sleep, /wake_up and /is_sleeping."""
+    wake_up_seconds: float = 0.0
+    """Simulated ones in which weights wake up."""
 
 
 class Front:
@@ -205,7 +210,7 @@ class Front:
         self, arrivals: Arrivals, told: Callable[[], None], came: float | None, eager: bool
     ) -> list[Choice]:
         """All choices of an answer go to the engines, a few in each turn, or none where there is no room for all."""
-        most, submit, choices = self.manners.max_in_flight, self.engine.submit, list[Choice]()
+        most, engine, choices, held = self.manners.max_in_flight, self.engine, list[Choice](), 0.0
         if self.engine.in_flight + self._to_come + len(arrivals) > most:
             self.meters.turned_away += 1
             raise RefusedError(f"{most} requests are in flight: try again", 429, "RateLimitError", retry_after=1)
@@ -214,7 +219,9 @@ class Front:
             for arrival, text, number in arrivals:
                 if choices and len(choices) % Gate.FEW == 0:
                     await asyncio.sleep(0)
-                stream = submit(arrival, told, came, text.finish_reason, eager)
+                if not engine.awake.is_set():
+                    held, came = await self._held(came), None
+                stream = engine.submit(arrival, told, came, text.finish_reason, eager, held)
                 choices.append(Choice(text, stream, number, arrival.prompt_tokens))
                 self._to_come -= 1
         except BaseException:
@@ -224,6 +231,14 @@ class Front:
         finally:
             self._to_come -= len(arrivals) - len(choices)
         return choices
+
+    async def _held(self, came: float | None) -> float:
+        """Wait until the engines are awake: simulated seconds since a request came."""
+        engine = self.engine
+        began = engine.clock.now() if came is None else engine.clock.at(came)
+        while not engine.awake.is_set():
+            await engine.awake.wait()
+        return engine.clock.now() - began
 
     async def _body(self, caller: Caller) -> bytes:
         return await caller.body(self.manners.max_body_bytes, self.manners.body_seconds)
@@ -272,6 +287,23 @@ class Front:
         """/health, /ping."""
         return Response(status_code=503 if self.engine.failure else 200)
 
+    async def sleep(self, request: Request) -> Response:
+        """/sleep. Raises RefusedError for what vLLM does not know, and for mode=keep, which is not simulated."""
+        asked = _parameters(request, {"level": ("0", "1", "2"), "mode": (ABORT, "wait")})
+        level, mode = (asked.get(name, [default])[-1] for name, default in (("level", "1"), ("mode", ABORT)))
+        await self.engine.sleep(int(level), mode)
+        return Response()
+
+    async def wake_up(self, request: Request) -> Response:
+        """/wake_up. Raises RefusedError for tags that vLLM does not have."""
+        tags = _parameters(request, {"tags": (*MEMORY, "scheduling")}).get("tags", MEMORY)
+        await self.engine.wake_up(tags, self.manners.wake_up_seconds)
+        return Response()
+
+    async def is_sleeping(self, _: Request) -> Response:
+        """/is_sleeping."""
+        return JSONResponse({"is_sleeping": not self.engine.awake.is_set()})
+
     async def version(self, _: Request) -> Response:
         """/version: of the engine that is simulated, and of windtunnel."""
         return JSONResponse(
@@ -294,6 +326,18 @@ class Front:
     async def openapi(self, _: Request) -> Response:
         """/openapi.json."""
         return JSONResponse(document())
+
+
+def _parameters(request: Request, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What stands after the path. Raises RefusedError for names and values that are not known."""
+    found = dict[str, list[str]]()
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise RefusedError(str(unknown("parameter", name, list(known))))
+        if value not in known[name]:
+            raise RefusedError(f"{name}={value!r}: must be {', '.join(known[name][:-1])} or {known[name][-1]}")
+        found.setdefault(name, []).append(value)
+    return found
 
 
 def _said(wording: Wording, index: int, text: Text) -> str:
@@ -424,5 +468,11 @@ def application(front: Front, lifespan: Any = None) -> Starlette:
         Route("/metrics", front.metrics),
         Route("/openapi.json", front.openapi),
     ]
+    if front.manners.enable_sleep_mode:
+        routes += [
+            Route("/sleep", front.sleep, methods=["POST"]),
+            Route("/wake_up", front.wake_up, methods=["POST"]),
+            Route("/is_sleeping", front.is_sleeping),
+        ]
     handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: plain}
     return Application(answers, routes, exception_handlers=handlers, lifespan=lifespan)

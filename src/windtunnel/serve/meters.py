@@ -224,8 +224,9 @@ class Meters:
         engines = range(len(load))
         waiting = {"capacity": [row[1] for row in load], "deferred": [0 for _ in load]}
         yield self._labelled(GaugeMetricFamily, "num_requests_waiting_by_reason", "reason", waiting)
-        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
-        asleep = {name: [value for _ in load] for name, value in states.items()}
+        level = self._engine.sleep_level
+        states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
+        asleep = {name: [float(value) for _ in load] for name, value in states.items()}
         yield self._labelled(GaugeMetricFamily, "engine_sleep_state", "sleep_state", asleep)
         sources = {
             "local_compute": [computed[engine] - cached[engine] for engine in engines],
@@ -276,6 +277,6 @@ def _row(stream: Stream) -> tuple[float, ...]:
     """What is counted of a request that was answered."""
     asked = stream.arrival
     return (
-        *(stream.arrived, stream.scheduled, stream.first_token, stream.last_token),
+        *(stream.arrived - stream.held, stream.scheduled, stream.first_token, stream.last_token),
         *(asked.prompt_tokens, stream.tokens, asked.max_tokens, stream.cached_tokens, stream.preemptions),
     )

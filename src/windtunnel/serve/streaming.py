@@ -6,7 +6,7 @@ from typing import Any
 
 from windtunnel.serve.choices import Choice, latency_headers, usage
 from windtunnel.serve.connection import Caller, at_once
-from windtunnel.serve.engine import Engine
+from windtunnel.serve.engine import ABORT, Engine
 from windtunnel.serve.openai.answers import DOCUMENTS, DONE, Wording, usage_of
 from windtunnel.serve.openai.requests import RefusedError
 from windtunnel.serve.pace import Pace
@@ -47,12 +47,12 @@ class WholeAnswer:
 
     async def _send(self, choices: Sequence[Choice]) -> None:
         require_served(choices)
-        if any(not choice.stream.tokens for choice in choices):
+        if any(not choice.stream.tokens and choice.finish_reason != ABORT for choice in choices):
             raise RefusedError("the scheduler ignored the request, as the real one would", 400)
         parts, pace = [self._wording.head], Pace()
         for index, choice in enumerate(choices):
             await pace.spend(32 + choice.stream.tokens)
-            said = self._wording.choice(index, choice.text.take(choice.stream.tokens), choice.text.finish_reason)
+            said = self._wording.choice(index, choice.text.take(choice.stream.tokens), choice.finish_reason)
             parts += [",", said] if index else [said]
         parts.append(f'],"usage":{DOCUMENTS.encode(usage(choices))}}}')
         data = [part.encode() for part in joined(parts)]
@@ -210,13 +210,14 @@ class EventStream:
         """Those of a choice."""
         wording, choice = self._wording, self._choices[index]
         stream, text = choice.stream, choice.text
-        if stream.tokens <= text.taken:
+        reason = choice.finish_reason if stream.ended else None
+        if stream.tokens <= text.taken and (choice.closed or reason != ABORT):
             return b""
+        choice.closed = reason is not None
         begun = wording.first(index) if text.taken == 0 and wording.asked.chat else b""
         counted: dict[str, Any] | None = None
         if wording.asked.continuous_usage:
             counted = usage_of(choice.prompt_tokens, stream.cached_tokens, stream.tokens)
-        reason = text.finish_reason if stream.ended else None
         return begun + wording.piece(index, text.take(stream.tokens), reason, counted)
 
     async def _end(self, events: bytes) -> None:

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from core import pools_cases
-from core.pools_cases import Case, assert_nothing_is_left, cases, equal_requests, tandem
-from equality import RELAXED, Impatient, StuckError, _contents, stages_of
+from core.pools_cases import STEPS, Case, assert_nothing_is_left, cases, equal_requests, tandem
+from equality import RELAXED, Impatient, StuckError, _contents, balanced, stages_of
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from oracle.disaggregated_records import run_disaggregated
 from oracle.schedulers import unified
 from oracle.vllm_v1 import scheduler as vllm_v1
+from windtunnel.core.disaggregation import handover
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import (
@@ -101,9 +102,10 @@ def check_equal(case: Case, uniforms: Any) -> None:
         found = by_reference(case, uniforms)
     except StuckError:
         assume(False)
-    expected = run(
-        case.fleet, case.demand, case.routers, uniforms, case.crossing, decode_router=(case.fleet.route_score, None)
-    )
+    with patch.object(handover, "check", balanced):
+        expected = run(
+            case.fleet, case.demand, case.routers, uniforms, case.crossing, decode_router=(case.fleet.route_score, None)
+        )
     begun = ~np.isnan(expected.requests["scheduled"])  # one that has no place yet has no arrival that anybody saw
     for name in TOLD:
         one, other = found.requests[name], expected.requests[name]
@@ -150,6 +152,39 @@ def test_a_prompt_evicted_with_its_token_on_the_way_holds_nothing() -> None:
     found = handed(fleet, demand, crossing)
     assert found.requests["preemptions"].tolist() == [0, 1, 0, 1]
     assert found.requests["cached_tokens"].tolist() == [0, 4, 0, 5]
+
+
+@pytest.mark.plain_python
+@pytest.mark.parametrize(("stages", "turns", "prompt", "blocks"), [(1, True, 8, 10), (2, False, 14, 15)])
+def test_tokens_that_stay_in_a_batch_are_not_given_back(stages: int, turns: bool, prompt: int, blocks: int) -> None:
+    """vLLM ≤ 0.10's rules: 6 tokens a step, blocks of one. The first prompt's only token is on its way when it is
+    scheduled once more; then blocks lack for the second prompt, and it is evicted, but not its token from the batch. It
+    ends in the queue, or as one that nobody waits for; the transfer's end gives back nothing."""
+    policy = VllmV1(
+        victim="lowest_priority",
+        return_victim_tokens=False,
+        stop_at_last_token=False,
+        reserve_full_prompt=False,
+        pipeline_parallel_size=stages,
+        wait_for_output=turns,
+        decide_after_empty_step=turns,
+    )
+    fleet, none = tandem(1.0, 0.5), np.zeros((1, 65))
+    table = linear(1.0, 0.0, 0.0, 0.0, **STEPS)
+    times = StageTimes((table,) * 2, none) if stages == 2 else table
+    limits = (Limits(4, 6, 64, blocks, 1), fleet.limits[1])
+    fleet = replace(fleet, limits=limits, policies=(policy, VllmV1()), times=(times, fleet.times[1]))
+    demand = replace(
+        equal_requests(np.array([0.0, 0.0, 60.0])),
+        prompt_tokens=np.array([4, prompt, 3]),
+        priority=np.array([9, 0, 0]),
+    )
+    case = Case(fleet, demand, (0, 0), Crossing(rules=Handover("pull"), work=np.ones(3)))
+    check_equal(case, np.zeros((2, 3)))
+    found = run(fleet, demand, (0, 0), np.zeros((2, 3)), case.crossing)
+    assert found.requests["preemptions"].tolist() == [1, 0, 0]
+    last = found.rows[(found.rows["start"] == 60.0) & (found.rows["replica"] == 0)]
+    assert last["used_blocks"].tolist() == [3]
 
 
 def test_who_takes_the_seat_of_an_evicted_request_may_leave_before_it() -> None:

@@ -1,6 +1,7 @@
 """serve: an endpoint that behaves like the simulated deployment."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -56,12 +57,20 @@ class Behaviour:
     """Larger requests are refused (413)."""
     max_in_flight: int = 4096
     """Requests beyond this many are turned away (429)."""
+    enable_sleep_mode: Annotated[bool, Parameter(negative=())] = False
+    """Have vLLM's /sleep, /wake_up and /is_sleeping, without its VLLM_SERVER_DEV_MODE=1."""
+    wake_up_seconds: float = 0.0
+    """Simulated seconds until weights that slept are back: it depends on the model and on the host; measure yours."""
 
     def __post_init__(self) -> None:
         for name in ("answer_tokens", "max_body_bytes", "max_in_flight"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: must be ≥ 1")
+        if not 0.0 <= self.wake_up_seconds < inf:
+            raise InputError(f"wake_up_seconds={self.wake_up_seconds:g}: must be a number ≥ 0")
+        if self.wake_up_seconds and not self.enable_sleep_mode:
+            raise InputError(f"wake_up_seconds={self.wake_up_seconds:g}: needs --enable-sleep-mode")
 
     def manners(self, model: str, counting: Counting) -> "Manners":
         """As the server wants them."""
@@ -76,6 +85,8 @@ class Behaviour:
             api_keys=self.api_key,
             max_body_bytes=self.max_body_bytes,
             max_in_flight=self.max_in_flight,
+            enable_sleep_mode=self.enable_sleep_mode,
+            wake_up_seconds=self.wake_up_seconds,
         )
 
 

@@ -224,6 +224,11 @@ class Live(Service):
         return min(float(busy.min()) if len(busy) else inf, self.certain)
 
     @property
+    def at_rest(self) -> bool:
+        """Whether no replica has anything to do: who still waits does so for one that is not there."""
+        return not np.any(self.state.groups["bound"] < inf)
+
+    @property
     def certain(self) -> float:
         """Until when no replica fails: tokens of later steps may be withdrawn."""
         return self.events[0][0] if self.events else inf
@@ -291,6 +296,11 @@ class Live(Service):
             seats[BEYOND, seat] += spared
             request["ends"] -= spared
         end_at(self.state, table, seat, soonest)
+
+    def forget_caches(self) -> None:
+        """Nothing is cached any more on any replica, and no router believes it: none of them may have requests."""
+        for j in range(len(self.pool_of)):
+            self._clear(j, self.now)
 
     # Slots.
 

@@ -305,7 +305,7 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
         if is_of(pipe, requests[r].last_step, step):
             lane.ghosts -= 1
             lane.released_ghosts += 1
-            requests[r].context = 0  # it holds no blocks, also where it was computed on after its own preemption
+            requests[r].context = 0  # it holds no blocks, also where tokens of its last step stay in the batch
             depart(lane, requests, r)
         else:
             requests[r].next = lane.ghost

@@ -366,6 +366,7 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
     else:
         take_out(pool, lane, requests, r)
         lane.released_ghosts += 1
+        request.context = 0  # it holds no blocks, also where tokens of its last step stay in the batch
     depart(lane, requests, r)
 
 

@@ -1,0 +1,205 @@
+"""Engines that sleep under a server's clients, as vLLM's do."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from serve.endpoint import app, ask, client, deployment, live, on_a_socket, real_time, tables
+from windtunnel.cli.live.serve import Behaviour
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Faults
+from windtunnel.serve.kv.publisher import KVEventsConfig, Publisher
+from windtunnel.simulate.live import live as ready
+
+ASKED = {"prompt": "word " * 200, "max_tokens": 100}
+SOON = {"prompt": "word " * 200, "max_tokens": 2}
+
+
+def sleepy(**settings: Any) -> Starlette:
+    return app(enable_sleep_mode=True, **settings)
+
+
+async def sleeps(found: httpx.AsyncClient) -> bool:
+    return bool((await found.get("/is_sleeping")).json()["is_sleeping"])
+
+
+async def states(found: httpx.AsyncClient) -> dict[str, str]:
+    lines = (await found.get("/metrics")).text.splitlines()
+    mine = [line.split() for line in lines if line.startswith("vllm:engine_sleep_state{")]
+    return {text.partition('sleep_state="')[2].partition('"')[0]: value for text, value in mine}
+
+
+def cached(answer: httpx.Response) -> int:
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("level", "state", "hits"),
+    [("", "weights_offloaded", 0), ("?level=0", "", 240), ("?level=1", "weights_offloaded", 0),
+     ("?level=2&mode=wait", "discard_all", 0)],
+)  # fmt: skip
+def test_levels(level: str, state: str, hits: int) -> None:
+    async def night() -> None:
+        async with client(sleepy()) as found:
+            assert cached(await found.post("/v1/completions", json=SOON)) == 0
+            assert not await sleeps(found) and (await states(found))["awake"] == "1.0"
+            answer = await found.post(f"/sleep{level}")
+            assert answer.status_code == 200 and answer.text == ""
+            assert await sleeps(found) and (await found.get("/health")).status_code == 200
+            assert {name for name, value in (await states(found)).items() if value != "0.0"} == {state} - {""}
+            assert (await found.post("/wake_up")).status_code == 200
+            assert not await sleeps(found) and (await states(found))["awake"] == "1.0"
+            assert cached(await found.post("/v1/completions", json=SOON)) == hits
+            assert cached(await found.post("/v1/completions", json=SOON)) == 240
+
+    asyncio.run(night())
+
+
+def test_requests_wait_until_all_is_awake() -> None:
+    async def night() -> None:
+        async with client(sleepy(wake_up_seconds=3.0)) as found:
+            await found.post("/sleep")
+            waiting = asyncio.create_task(found.post("/v1/completions", json=SOON))
+            for tags in ("tags=scheduling", "tags=weights"):
+                await found.post(f"/wake_up?{tags}")
+                await asyncio.sleep(0.01)
+                assert await sleeps(found) and not waiting.done()
+            assert (await states(found))["awake"] == "1.0"  # as vLLM says of engines that are awake in part
+            await found.post("/wake_up?tags=kv_cache")
+            answer = await waiting
+            assert float(answer.headers["x-windtunnel-queue-seconds"]) == 3.0
+            assert float(answer.headers["x-windtunnel-arrival-seconds"]) == 3.0
+            text = (await found.get("/metrics")).text
+            (waited,) = [line for line in text.splitlines() if line.startswith("vllm:request_queue_time_seconds_sum")]
+            assert float(waited.split()[-1]) == 3.0
+            await found.post("/sleep?level=0")
+            assert (await found.post("/wake_up?tags=weights&tags=kv_cache")).status_code == 200
+            assert not await sleeps(found)  # nothing but the scheduler slept
+
+    asyncio.run(night())
+
+
+async def interrupted(served: Starlette, how: str, body: dict[str, Any], count: int) -> list[httpx.Response]:
+    """Answers that are under way when the engines are sent to sleep."""
+    async with client(served) as found:
+        under_way = [asyncio.create_task(found.post("/v1/completions", json=body)) for _ in range(count)]
+        while '"server_load":0' in (await found.get("/load")).text:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await found.post(f"/sleep?{how}")
+        assert await sleeps(found)
+        return await asyncio.gather(*under_way)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_under_way_are_aborted(stream: bool) -> None:
+    served = sleepy(served=live(deployment(max_num_seqs=2)))
+    answers = asyncio.run(interrupted(served, "mode=abort", ASKED | {"stream": stream}, 3))
+    counts = []
+    for answer in answers:
+        assert answer.status_code == 200
+        found = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        choices = [event["choices"][0] for event in found] if stream else [answer.json()["choices"][0]]
+        assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["abort"]
+        counts.append(len("".join(one["text"] for one in choices).split()))
+        assert not stream or answer.text.endswith("data: [DONE]\n\n")
+    assert 0 < counts[0] < 100 and counts[2] == 0  # the last one waited for a seat
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_requests_under_way_may_end(count: int) -> None:
+    answers = asyncio.run(interrupted(sleepy(), "mode=wait", ASKED, count))
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [100] * count
+    assert {answer.json()["choices"][0]["finish_reason"] for answer in answers} == {"length"}
+
+
+def test_who_comes_while_others_end_waits() -> None:
+    async def night() -> None:
+        async with client(sleepy()) as found:
+            first = asyncio.create_task(found.post("/v1/completions", json=ASKED))
+            await asyncio.sleep(0.01)
+            asleep = asyncio.create_task(found.post("/sleep?mode=wait"))
+            while not await sleeps(found):
+                await asyncio.sleep(0)
+            second = asyncio.create_task(found.post("/v1/completions", json=ASKED))
+            await asyncio.gather(first, asleep)
+            await asyncio.sleep(0.01)
+            assert not second.done()
+            await found.post("/wake_up")
+            assert (await second).json()["usage"]["completion_tokens"] == 100
+
+    asyncio.run(night())
+
+
+def test_who_waits_for_a_replica_that_is_down_keeps_nobody_awake() -> None:
+    served = Deployment(deployment().pools, faults=(Faults(at=0.0, down=1e6),))
+
+    async def night() -> httpx.Response:
+        async with client(sleepy(served=ready(served, tables=tables(deployment())), clock=real_time())) as found:
+            waiting = asyncio.create_task(found.post("/v1/completions", json=SOON))
+            await asyncio.sleep(0.02)
+            await found.post("/sleep")
+            return await waiting
+
+    (choice,) = asyncio.run(asyncio.wait_for(night(), 20)).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "abort")
+
+
+def test_a_stream_on_a_socket_is_aborted() -> None:
+    with on_a_socket(sleepy(clock=real_time())) as url, httpx.Client(base_url=url, timeout=20) as found:
+        body = {"prompt": "a", "max_tokens": 30_000, "stream": True}
+        with found.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            for _ in range(20):
+                next(lines)
+            assert httpx.post(f"{url}/sleep").status_code == 200
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]" and len(events) < 29_000
+        assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "abort"
+
+
+def test_all_replicas_lose_what_they_have_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zmq")
+    told = list[tuple[int, list[str]]]()
+    monkeypatch.setattr(
+        Publisher, "publish", lambda _, rank, events: told.append((rank, [event["type"] for event in events]))
+    )
+    events = KVEventsConfig(True, endpoint="inproc://asleep")
+    served = sleepy(served=live(deployment(replicas=2)), kv_events=events)
+    calls = [("POST", "/v1/completions", SOON)] * 2
+    before = ask(served, *calls, ("POST", "/sleep", None), ("POST", "/sleep?level=2", None))
+    assert [answer.status_code for answer in before] == [200] * 4
+    assert [rank for rank, kinds in told if kinds == ["AllBlocksCleared"]] == [0, 1]
+    assert {rank for rank, kinds in told if kinds == ["BlockStored"]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/sleep?level=3", "level='3': must be 0, 1 or 2"),
+        ("/sleep?level=deep", "level='deep'"),
+        ("/sleep?mode=keep", "mode='keep': must be abort or wait"),
+        ("/sleep?levle=1", "unknown parameter 'levle': did you mean 'level'?"),
+        ("/wake_up?tags=weights&tags=kv", "tags='kv': must be weights, kv_cache or scheduling"),
+    ],
+)
+def test_what_is_wrong_is_named(path: str, words: str) -> None:
+    answer, asleep = ask(sleepy(), ("POST", path, None), ("GET", "/is_sleeping", None))
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+    assert asleep.json() == {"is_sleeping": False}
+
+
+def test_only_where_it_is_asked_for() -> None:
+    calls = ("POST", "/sleep", None), ("POST", "/wake_up", None), ("GET", "/is_sleeping", None)
+    assert [answer.status_code for answer in ask(app(), *calls)] == [404] * 3
+    assert ask(sleepy(), ("GET", "/sleep", None))[0].status_code == 405
+    with pytest.raises(InputError, match="needs --enable-sleep-mode"):
+        Behaviour(wake_up_seconds=1.0)
+    with pytest.raises(InputError, match="≥ 0"):
+        Behaviour(wake_up_seconds=-1.0, enable_sleep_mode=True)
