@@ -378,7 +378,8 @@ ROOM = 16
 
 def folding_of(fleet: Fleet) -> Folding:
     """What folds the log of a run."""
-    return Folding(np.array([limits.block_size for limits in fleet.limits], dtype=np.int64))
+    sizes = np.array([limits.block_size for limits in fleet.limits], dtype=np.int64)
+    return Folding(sizes, np.array(fleet.lockstep, dtype=np.bool_))
 
 
 def with_room(state: State, folding: Folding | None = None) -> State:

@@ -112,6 +112,8 @@ class Folding:
 
     block_size: NDArray[np.int64]
     """[pools] tokens of the blocks that rows count."""
+    lockstep: NDArray[np.bool_]
+    """[pools] whether the lanes of a group step together; virtual engines do not."""
     first: int = 0
     """Rows before this one are folded."""
     open_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
@@ -120,17 +122,15 @@ class Folding:
     def fold(self, state: State, ended: bool = False) -> None:
         """Fold what nothing changes any more: all of it when the run has ``ended``, else what is not in flight."""
         groups: Any = state.groups
-        if not (groups["num_lanes"] > 1).any():
+        ranks = np.where(self.lockstep[groups["pool"]], groups["num_lanes"], 1)
+        if not (ranks > 1).any():
             return
         if len(self.open_rows) == 0:
             self.open_rows = np.full((len(state.lanes), 2), NONE, dtype=np.int64)
         count = int(state.counters[ROWS])
         upto = count if ended else max(_settled(state, count), self.first)
         layout = np.stack([state.replicas[:-1], np.ones_like(state.replicas[:-1]), np.ones_like(state.replicas[:-1])])
-        layout[1, groups["replica"]], layout[2, groups["replica"]] = (
-            groups["num_lanes"],
-            self.block_size[groups["pool"]],
-        )
+        layout[1, groups["replica"]], layout[2, groups["replica"]] = ranks, self.block_size[groups["pool"]]
         folded = fold_rows(attributes(state.rows), self.first, upto, np.ascontiguousarray(layout.T), self.open_rows)
         state.rows[folded : folded + count - upto] = state.rows[upto:count]
         state.counters[ROWS] -= upto - folded

@@ -1,6 +1,7 @@
 """vLLM's v0 engine with stages: one scheduler for each, against a second writing of what is around the schedulers."""
 
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from oracle.virtual_engines import serve
 from core.schedulers.vllm_v0.cases import Case, cases, lengths
 from core.schedulers.vllm_v0.test_runs import check_equal, outcome
 from core.test_theory_pipelines import tandem
+from windtunnel.core.engine import run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE
 from windtunnel.errors import InputError
@@ -116,6 +118,15 @@ def test_as_many_requests_as_stages_keep_all_stages_at_work() -> None:
 def test_the_slowest_stage_is_the_pace() -> None:
     record, _ = tandem([1.0, 2.0], 0.0, 64, 100, 2, VllmV0(), ROOMY)
     assert (record.requests["finish"] - record.requests["first_token"]).tolist() == [99 * 4.0] * 2
+
+
+def test_engines_do_not_step_together_so_their_log_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = []
+    for folds in (False, True):
+        monkeypatch.setattr("core.test_theory_pipelines.run", partial(run, jumps=False, folds=folds))
+        record, _ = tandem([1.0, 1.0], 0.0, 64, 40, 5, VllmV0(), ROOMY)
+        logs.append(record.rows.tolist())
+    assert logs[0] == logs[1]
 
 
 def test_a_request_goes_where_fewest_are() -> None:
