@@ -105,7 +105,7 @@ def test_ranks_run_in_lockstep(preset: str) -> None:
     deployment = served("deepseek-ai/DeepSeek-V2-Lite", preset=preset, data_parallel_size=2, max_num_seqs=8)
     found = run(deployment, load(requests=24, prompts=800))
     assert (found.requests.status == FINISHED).all()
-    steps = found.iterations
+    steps = found.unfolded().iterations
     assert set(np.unique(steps.lane).tolist()) == {0, 1}
     firsts = steps.start[(steps.lane == 0) & (steps.steps > 0)]
     assert set(steps.start[(steps.lane == 1) & (steps.steps > 0)].tolist()) <= set(firsts.tolist())
