@@ -120,9 +120,16 @@ def load_devices(*extra_files: Path) -> dict[str, Device]:
     return {name: _device(name, table) for name, table in tables.items()}
 
 
+@cache
+def _built_in() -> Mapping[str, Device]:
+    """The devices known by name, made once."""
+    return load_devices()
+
+
 def device(name: str, extra: Iterable[Path] = ()) -> Device:
     """The device with this name or alias (``h100_sxm``, ``H100-SXM``, ``h100``). Raises InputError with the nearest."""
-    devices = load_devices(*extra)
+    files = tuple(extra)
+    devices = load_devices(*files) if files else _built_in()
     found = _find(name, {key: value.aliases for key, value in devices.items()})
     if found is None:
         raise unknown("device", name, devices)

@@ -39,7 +39,7 @@ from windtunnel.plan.elimination import (
     warm_ups,
     work,
 )
-from windtunnel.plan.objective import Objective
+from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Enumeration, Space
@@ -201,6 +201,7 @@ class _Hunt:
         self.workers: Workers[AnyJob, AnyReport] = Workers(team, work)
         self.chunk_seconds = REMOTE_CHUNK_SECONDS if team.remote else CHUNK_SECONDS
         self.contenders: dict[int, Contender] = {}
+        self.climbs: dict[int, Climb | None] = {}
         self.pools: dict[int, str] = {}
         self.entries: dict[int, Entry] = {}
         self.standards: tuple[Standing, ...] = ()
@@ -273,11 +274,18 @@ class _Hunt:
                 time.sleep(LOOK)
             self._show()
 
+    def _climb(self, contender: Contender) -> Climb | None:
+        """The steps of a candidate, found once: how many replicas there may be takes several deployments to find."""
+        index = contender.candidate.index
+        if index not in self.climbs:
+            self.climbs[index] = self.objective.climb(contender.candidate, contender.bound, self.question)
+        return self.climbs[index]
+
     def _ranked(self) -> list[Contender]:
         """Candidates that might hold, those of the greatest hope first."""
         hopes = {}
         for index, contender in self.contenders.items():
-            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            steps = self._climb(contender)
             if steps is None:
                 self.entries[index] = impossible(contender, self.objective)
             else:
@@ -295,12 +303,12 @@ class _Hunt:
         return [one for one in waiting if one.candidate.index not in self.entries]
 
     def _may_beat(self, contender: Contender, standard: Standing) -> bool:
-        steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+        steps = self._climb(contender)
         return steps is not None and start_of(steps, contender.candidate.index, standard) is not None
 
     def _bound_out(self, contenders: Iterable[Contender]) -> None:
         for contender in contenders:
-            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            steps = self._climb(contender)
             assert steps is not None
             index = contender.candidate.index
             self.entries[index] = Entry(index, "bounded", steps.promise(steps.high))
@@ -341,7 +349,7 @@ class _Hunt:
         """The best promise of the candidates whose bound is known, and that are not decided; None without any."""
         promises = []
         for index, contender in self.contenders.items():
-            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            steps = self._climb(contender)
             if index not in self.entries and steps is not None:
                 promises.append(steps.promise(steps.high))
         return max(promises, default=None)
