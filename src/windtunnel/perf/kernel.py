@@ -159,3 +159,27 @@ def cache_format(kv_dtype: str) -> str:
 def first_of(wanted: Sequence[str], known: Sequence[str]) -> str:
     """The first format wanted that was measured, else the first that was."""
     return next((name for name in wanted if name in known), known[0])
+
+
+class Derived(Kernel):
+    """A kernel that has its rate, its errors and its efficiency from another one."""
+
+    @property
+    @abstractmethod
+    def of(self) -> Kernel:
+        """That one."""
+
+    @property
+    def rate(self) -> str:
+        """See Kernel."""
+        return self.of.rate
+
+    @property
+    def error_family(self) -> str:
+        """See Kernel."""
+        return self.of.error_family
+
+    @property
+    def efficiency_family(self) -> str:
+        """See Kernel."""
+        return self.of.efficiency_family

@@ -8,7 +8,7 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured
-from windtunnel.perf.kernel import Efficiency, Kernel
+from windtunnel.perf.kernel import Derived, Efficiency, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.experts import Experts
@@ -18,7 +18,7 @@ LINK_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class ExchangingExperts(Kernel):
+class ExchangingExperts(Derived):
     """Routed experts of one layer for ``a`` tokens of all ranks, and their way to them and back: the tokens of some
     experts are multiplied while those of others are on the link (DeepGEMM's Mega MoE: dispatch, both products and
     combine in one kernel, "overlapping NVLink communication and tensor core computation"). Whichever takes longer is
@@ -37,19 +37,9 @@ class ExchangingExperts(Kernel):
         return self.experts.bytes_moved(a, b)
 
     @property
-    def rate(self) -> str:
-        """That of the experts."""
-        return self.experts.rate
-
-    @property
-    def error_family(self) -> str:
-        """That of the experts."""
-        return self.experts.error_family
-
-    @property
-    def efficiency_family(self) -> str:
-        """That of the experts."""
-        return self.experts.efficiency_family
+    def of(self) -> Kernel:
+        """The experts."""
+        return self.experts
 
     def describe(self) -> str:
         """The experts, and the ranks."""

@@ -8,14 +8,14 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured
-from windtunnel.perf.kernel import Efficiency, Kernel
+from windtunnel.perf.kernel import Derived, Efficiency, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.gemm import Gemm
 
 
 @dataclass(frozen=True)
-class OfAllRanks(Kernel):
+class OfAllRanks(Derived):
     """A kernel for the ``a`` rows of each of so many ranks: they are taken to have as many."""
 
     kernel: Kernel
@@ -42,19 +42,9 @@ class OfAllRanks(Kernel):
         return self.kernel.measured(known, self.ranks * a, b)
 
     @property
-    def rate(self) -> str:
-        """The kernel's."""
-        return self.kernel.rate
-
-    @property
-    def error_family(self) -> str:
-        """The kernel's."""
-        return self.kernel.error_family
-
-    @property
-    def efficiency_family(self) -> str:
-        """The kernel's."""
-        return self.kernel.efficiency_family
+    def of(self) -> Kernel:
+        """The kernel."""
+        return self.kernel
 
     def describe(self) -> str:
         """The kernel, and the ranks."""
@@ -62,7 +52,7 @@ class OfAllRanks(Kernel):
 
 
 @dataclass(frozen=True)
-class DividedHead(Kernel):
+class DividedHead(Derived):
     """A head that is whole for many requests, and for few a slice for all ranks, whose states are gathered first."""
 
     whole: Gemm
@@ -100,19 +90,9 @@ class DividedHead(Kernel):
         return replace(whole, seconds=np.where(a <= self.most, few, whole.seconds))
 
     @property
-    def rate(self) -> str:
-        """The head's."""
-        return self.whole.rate
-
-    @property
-    def error_family(self) -> str:
-        """The head's."""
-        return self.whole.error_family
-
-    @property
-    def efficiency_family(self) -> str:
-        """The head's."""
-        return self.whole.efficiency_family
+    def of(self) -> Kernel:
+        """The whole head."""
+        return self.whole
 
     def describe(self) -> str:
         """The head, and the ranks."""

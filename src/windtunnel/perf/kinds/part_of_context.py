@@ -11,13 +11,13 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured
-from windtunnel.perf.kernel import Efficiency, Kernel
+from windtunnel.perf.kernel import Derived, Efficiency, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 from windtunnel.perf.kinds.collective import Collective
 
 
 @dataclass(frozen=True)
-class PartOfContext(Kernel):
+class PartOfContext(Derived):
     """Decode attention over one of ``parts`` of the keys: what grows with them is that of the group's heads, what does
     not (products before and after, the launch) that of the GPU's own."""
 
@@ -48,19 +48,9 @@ class PartOfContext(Kernel):
         return replace(whole, seconds=more.seconds + np.maximum(whole.seconds - less.seconds, 0.0)).modelled()
 
     @property
-    def rate(self) -> str:
-        """That of attention."""
-        return self.own.rate
-
-    @property
-    def error_family(self) -> str:
-        """That of attention."""
-        return self.own.error_family
-
-    @property
-    def efficiency_family(self) -> str:
-        """That of attention."""
-        return self.own.efficiency_family
+    def of(self) -> Kernel:
+        """The attention."""
+        return self.own
 
     def describe(self) -> str:
         """Attention of the group, and the parts."""
