@@ -9,12 +9,13 @@ do not depend on completions.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from windtunnel.workload import Workload, head
 KEPT_TABLES = 4
 """Pools whose tables a process keeps at hand: the trials of a candidate come one after the other."""
 Tables = Sequence[Tabulated]
+T = TypeVar("T")
 
 _kept: dict[str, Tables] = {}
 _databases: dict[tuple[str, str, str, str], Database | None] = {}
@@ -105,24 +107,27 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
     ``pools`` is ``deployment_key(deployment, perf)`` if the caller has it already.
     """
     key = f"{perf} {pools or deployment_key(deployment, perf)}"
-    if key not in _kept:
-        while len(_kept) >= KEPT_TABLES:
-            del _kept[next(iter(_kept))]
-        _kept[key] = [
-            tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf)) for pool in deployment.pools
-        ]
-    return _kept[key]
+
+    def made() -> Tables:
+        return [tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf)) for pool in deployment.pools]
+
+    return _of_the_last(_kept, key, made)
 
 
 def _predictor(pool: Pool, perf: str) -> Predictor:
     """The predictor of a pool, shared with others that differ in their limits alone."""
     engine = replace(pool.engine, max_num_seqs=None, max_num_batched_tokens=None)
     key = cache_key(replace(pool, engine=engine), perf, _database(pool, perf))
-    if key not in _predictors:
-        while len(_predictors) >= KEPT_TABLES:
-            del _predictors[next(iter(_predictors))]
-        _predictors[key] = predictor_from(pool, perf)
-    return _predictors[key]
+    return _of_the_last(_predictors, key, lambda: predictor_from(pool, perf))
+
+
+def _of_the_last(kept: dict[str, T], key: str, make: Callable[[], T]) -> T:
+    """What is kept under a key, made where it is not; the oldest of KEPT_TABLES makes way."""
+    if key not in kept:
+        while len(kept) >= KEPT_TABLES:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
 
 
 def trial_key(question: Question, pools: str, deployment: Deployment, rate: float) -> str:
