@@ -333,7 +333,7 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
 
 
 def _require_additions(engine: Engine, model: Model, device: Device) -> None:
-    """What a server has besides its model: a head that drafts, adapters."""
+    """What a server loads besides its model: a draft head, LoRA adapters."""
     if engine.speculative_model:
         head = draft_head(model, engine.speculative_model)
         _require_mixer(head.layer, engine.tensor_parallel_size, device, model)

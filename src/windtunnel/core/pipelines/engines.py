@@ -1,7 +1,7 @@
 """Virtual engines: the lanes of one replica that share the stages of a pipeline (AsyncLLMEngine.run_engine_loop and
 LLMEngine.add_request of vLLM 0.8.5, v0; static batches).
 
-Each lane has requests of its own, and decides its next step when its latest one has passed all stages. Steps pass
+Each lane has its own requests, and decides its next step once its latest one has passed all stages. Steps pass
 through the stages, and so end, in the order of their decisions: engines that are busy take turns. Fields that are of
 the whole group stand in the first lane.
 """

@@ -365,7 +365,7 @@ def notice_circles(state: State, pool: Pool, lane: Lane, seats: Array, emitted: 
 
 @part
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
-    """Log the step; decodes that follow a pause of their own end a stall. In a pipeline the first stage may begin with
+    """Log the step; decodes that go on after being paused end a stall. In a pipeline the first stage may begin with
     it after the decision."""
     lane, now = state.lanes[i], state.groups[state.lanes[i].group].now
     for k in range(lane.chunks if start > now else 0):
@@ -430,7 +430,7 @@ def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
 
 @part
 def ignored_leave(state: State, pool: Pool, i: int) -> None:
-    """Nothing is scheduled: whoever was ignored leaves."""
+    """Nothing is scheduled: requests that were ignored leave."""
     release(state, pool, i, state.groups[state.lanes[i].group].now)
 
 

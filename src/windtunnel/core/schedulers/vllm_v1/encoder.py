@@ -143,7 +143,7 @@ def holds_entry(lane: Lane, encoder: Encoder, r: int, j: int) -> bool:
 
 @part
 def make_room(lane: Lane, encoder: Encoder, size: int, others: int) -> bool:
-    """Whether an input can be computed beside others of its request; entries make way where that helps."""
+    """Whether an input of ``size`` fits after ``others`` of its request; entries that nobody holds make room for it."""
     needed, entries = size + others, encoder.entries[lane.encoder_row]
     if size > lane.encoder_left or (needed > lane.encoder_free and needed > lane.encoder_freeable):
         return False
@@ -164,7 +164,7 @@ def make_room(lane: Lane, encoder: Encoder, size: int, others: int) -> bool:
 
 @compiled
 def let_inputs_go(lane: Lane, encoder: Encoder, r: int, computed: int) -> None:
-    """A request needs none of its inputs that end with so many tokens any more."""
+    """Release the inputs of a request that end within its first ``computed`` tokens."""
     if encoder.holds[r] == 0:
         return
     for j in range(encoder.first[r], encoder.first[r + 1]):
@@ -269,7 +269,7 @@ def withdraw_inputs(lane: Lane, encoder: Encoder, r: int) -> None:
 
 @part
 def known_computed(pool: Pool, request: Request, computed: int, unknown: int) -> int:
-    """Tokens of a request that are computed and known, once the step has run that computes so many."""
+    """Of ``computed`` tokens those that are known when the step has run."""
     if not pool.async_scheduling:
         return computed
     return int(min(computed - unknown, request.prompt + request.generated - 1))

@@ -25,7 +25,7 @@ SETTINGS = (
     "interval_when_alone",
     "max_loras",
 )
-"""Fields of VllmV1 that a pool has, too."""
+"""Fields of VllmV1 that are copied to a pool's record."""
 
 LONG_AGO = -(1 << 60)
 
