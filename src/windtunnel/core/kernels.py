@@ -205,7 +205,8 @@ def _subject(function: Callable[..., Any], signature: Any) -> str:
         return ".".join(package) if package[0] == "windtunnel" else function.__name__
     extra = state.types[state.fields.index("extra")]
     kinds: Any = [extra] if isinstance(extra, types.BaseNamedTuple) else extra.types
-    names = list(dict.fromkeys(kind.instance_class.__module__.rsplit(".", 1)[-1] for kind in kinds))
+    places = (kind.instance_class.__module__.rpartition(".schedulers.")[2] for kind in kinds)
+    names = list(dict.fromkeys(place.partition(".")[0] for place in places))
     return f"the scheduler{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
 
