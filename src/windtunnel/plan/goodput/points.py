@@ -86,6 +86,7 @@ def good_run(
     tables: Tables,
     beats: Callable[[float, float], bool],
     seen: Callable[[Run], None] | None = None,
+    only_count: bool = False,
 ) -> Outcome:
     """A run at the load's own arrivals, ended where what was lost so far decides; under several draws of the load the
     one with the fewest good tokens. Of a run that is not good enough only its good tokens are counted.
@@ -94,10 +95,11 @@ def good_run(
         question, deployment, rate, tables: what is simulated.
         beats: whether that many good tokens per second, at a share of good requests, would still be good enough.
         seen: is given every whole run.
+        only_count: do not measure more than good tokens of those that are good enough either.
     """
     worst: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
-        found = _one_run(draw, deployment, rate, tables, beats, seen)
+        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count)
         if worst is None or (found.good_rate, found.good_share) < (worst.good_rate, worst.good_share):
             worst = found
         if found.stopped:
@@ -113,6 +115,7 @@ def _one_run(
     tables: Tables,
     beats: Callable[[float, float], bool],
     seen: Callable[[Run], None] | None,
+    only_count: bool,
 ) -> Outcome:
     workload = question.workload
     count = _beginning(workload, beats)
@@ -127,7 +130,7 @@ def _one_run(
     good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
     assert good is not None
     reached = float(run.requests.output_tokens[good].sum()) / workload.duration, float(good.mean())
-    return measure(run, question, rate) if beats(*reached) else only_good(rate, *reached)
+    return only_good(rate, *reached) if only_count or not beats(*reached) else measure(run, question, rate)
 
 
 def _beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:

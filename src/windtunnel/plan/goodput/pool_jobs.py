@@ -21,7 +21,6 @@ from windtunnel.plan.doubt import tightened
 from windtunnel.plan.goodput.classes import longest_step, most_at_once, same_run
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, good_run
-from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Run
@@ -30,6 +29,8 @@ Floats = NDArray[np.float64]
 Layout = tuple[int, int]
 """Replicas of prefill and of decode."""
 
+LIMITS = ("max_num_batched_tokens", "max_num_seqs")
+"""Last words of the axes that limit a step and change nothing else."""
 PREFILL, DECODE, SAME = "prefill alone", "decode at best", "same"
 """Rules that close deployments: too few first tokens come in time from a prefill side that never waits; of those that
 do, too few tokens can be decoded in time; a limit that was not reached is another."""
@@ -49,8 +50,7 @@ class Server:
     @property
     def kin(self) -> str:
         """What it has in common with servers that differ in their limits alone."""
-        engine = replace(self.pool.engine, max_num_seqs=None, max_num_batched_tokens=None)
-        return repr((self.pool.device.name, engine))
+        return repr([(axis, value) for axis, value in self.words.items() if axis.split()[-1] not in LIMITS])
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -279,8 +279,8 @@ class Tried(NamedTuple):
     rule: str
     tokens: float
     """Good tokens per second at most; exactly, where it was simulated."""
-    outcome: Outcome | None
-    """Of the best of a job."""
+    good: bool
+    """Whether as many requests are good as must be."""
 
 
 @dataclass
@@ -300,7 +300,7 @@ def ask_pairs(job: PairJob) -> PairReport:
         point, *others = left
         left = others
         if point.promise <= best:
-            report.tried.append(Tried(point, DECODE, point.tokens, None))
+            report.tried.append(Tried(point, DECODE, point.tokens, False))
             continue
         deployment = job.space.deployment(point.prefill.pool, point.decode.pool, point.layout)
         tables = tables_for(job.question, deployment)
@@ -310,18 +310,18 @@ def ask_pairs(job: PairJob) -> PairReport:
             return share >= job.question.attainment and tokens / weight > least
 
         rate = job.question.workload.request_rate
-        outcome = good_run(job.question, deployment, rate, tables, beats, runs.append)
+        outcome = good_run(job.question, deployment, rate, tables, beats, runs.append, only_count=True)
         report.trials += 1
         won = not outcome.stopped and beats(outcome.good_rate, outcome.good_share)
         enough = outcome.good_share >= job.question.attainment
         tokens = outcome.good_rate if enough else 0.0
-        report.tried.append(Tried(point, STOPPED if outcome.stopped else SIMULATED, tokens, outcome if won else None))
+        report.tried.append(Tried(point, STOPPED if outcome.stopped else SIMULATED, tokens, won))
         best = max(best, tokens / point.weight) if won else best
         if outcome.stopped or len(runs) != 1:
             continue
         for other in _unbound(job, point, tables, runs[0], left):
             left.remove(other)
-            report.tried.append(Tried(other, SAME, tokens, None))
+            report.tried.append(Tried(other, SAME, tokens, won))
     report.seconds = time.perf_counter() - began
     return report
 

@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
+from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import Contender, Entry
 from windtunnel.plan.goodput.objective import SECONDS, Goodput, offered_rate
-from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED
+from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED, good_run
 from windtunnel.plan.goodput.pool_jobs import (
     DECODE,
     PREFILL,
@@ -171,6 +173,28 @@ def light(question: Question) -> Question:
     )
 
 
+class _Both(NamedTuple):
+    """Two pools, as far as constraints look at a deployment: there are too many to make each."""
+
+    prefill: Pool
+    decode: Pool
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Both."""
+        return self.prefill, self.decode
+
+    @property
+    def gpus(self) -> int:
+        """Of both."""
+        return self.prefill.gpus + self.decode.gpus
+
+    @property
+    def price_per_hour(self) -> float:
+        """Of both, in USD."""
+        return sum(pool.gpus * pool.device.price_per_hour for pool in self)
+
+
 class _Hunt:
     """The state of one search."""
 
@@ -188,13 +212,14 @@ class _Hunt:
         self.workers: Workers[PoolJob, SideReport | PairReport] = Workers(team, work_pools)
         self.offered = min(offered_rate(draw) for draw in question.each_draw())
         self.pruned: Counter[str] = Counter()
+        self.counted: dict[tuple[str, int, int], Pool] = {}
         self.prefills, self.decodes = (self._servers(role) for role in ("prefill", "decode"))
         self.families = list(self._families())
         if not self.families:
             reasons = "; ".join(f"{count} × {reason}" for reason, count in self.pruned.most_common(3))
             raise InputError(f"none of {space.size} configurations can run: {reasons}")
         self.best = 0.0
-        self.winner: tuple[Point, Outcome] | None = None
+        self.winner: Point | None = None
         self.closings: list[Closing] = []
         self.open: list[Point] = []
         self.tried: dict[tuple[int, int, Layout], Tried] = {}
@@ -224,18 +249,25 @@ class _Hunt:
                     yield Family(prefills, decodes, layouts)
 
     def _layouts(self, prefill: Server, decode: Server) -> Iterator[Layout]:
+        self.space.deployment(prefill.pool, decode.pool, (1, 1))
         most = len(self.question.workload)
         for first in range(1, most + 1):
             second = 0
             for second in range(1, most + 1):
-                deployment = self.space.deployment(prefill.pool, decode.pool, (first, second))
-                if self.space.constraints.broken_by(deployment) is not None:
+                both = _Both(self._times(prefill, first), self._times(decode, second))
+                if self.space.constraints.broken_by(both) is not None:
                     break
                 whole = gcd(first, second)
                 if max(first, second) // whole <= self.space.ratio:
                     yield first, second
             if second <= 1:
                 return
+
+    def _times(self, server: Server, count: int) -> Pool:
+        key = (server.pool.role, server.place, count)
+        if key not in self.counted:
+            self.counted[key] = replace(server.pool, replicas=count)
+        return self.counted[key]
 
     # ---- what is to be beaten
 
@@ -372,8 +404,8 @@ class _Hunt:
     def _take(self, one: Tried) -> None:
         point = one.point
         self.tried[point.prefill.place, point.decode.place, point.layout] = one
-        if one.outcome is not None and one.tokens / point.weight > self.best:
-            self.best, self.winner = one.tokens / point.weight, (point, one.outcome)
+        if one.good and one.tokens / point.weight > self.best:
+            self.best, self.winner = one.tokens / point.weight, point
 
     # ---- what is said of it
 
@@ -408,6 +440,12 @@ def _next(servers: Sequence[Server], one: Server) -> Iterator[Server]:
             yield from same[place + 1 : place + 2]
 
 
+def _held(question: Question, deployment: Deployment) -> Outcome:
+    """All that is measured of the winner."""
+    tables, rate = tables_for(question, deployment), question.workload.request_rate
+    return good_run(question, deployment, rate, tables, lambda _, share: share >= question.attainment)
+
+
 def _result(hunt: _Hunt, question: Question, seconds: float, closings: Sequence[Closing]) -> SearchResult:
     """The answer as other searches give it: its only candidate is the best one."""
     candidates: tuple[Candidate, ...] = ()
@@ -415,7 +453,7 @@ def _result(hunt: _Hunt, question: Question, seconds: float, closings: Sequence[
     entries: Mapping[int, Entry] = {}
     best = None
     if hunt.winner is not None:
-        point, outcome = hunt.winner
+        point = hunt.winner
         whole = gcd(*point.layout)
         first, second = (count // whole for count in point.layout)
         words = dict(point.prefill.words) | dict(point.decode.words) | {"prefill : decode": f"{first} : {second}"}
@@ -423,7 +461,7 @@ def _result(hunt: _Hunt, question: Question, seconds: float, closings: Sequence[
         candidate = Candidate(0, words, deployment)
         bound = rate_bound(deployment, hunt.question, tables_for(hunt.question, deployment))
         candidates, contenders = (candidate,), {0: Contender(candidate, bound)}
-        entries = {0: Entry(0, "exact", hunt.best, -whole, outcome)}
+        entries = {0: Entry(0, "exact", hunt.best, -whole, _held(hunt.question, candidate.scaled(whole)))}
         best = (point.prefill.place, point.decode.place, point.layout)
     closed = Closed(hunt.offered, hunt.prefills, hunt.decodes, hunt.families, closings, best, hunt.best)
     counts = closed.counts
