@@ -9,6 +9,7 @@ import handmade
 import numpy as np
 import pytest
 
+import windtunnel
 from windtunnel.errors import InputError
 from windtunnel.metrics import summary, window_of
 from windtunnel.scenario import Load, Scenario, Server
@@ -88,6 +89,30 @@ def test_the_window_of_a_replay_is_measured(tmp_path: Path) -> None:
     before = len(workload.measured.warm_up)
     assert (arrival < start).sum() == before == run.manifest["workload"]["measured"]["warm_up"]
     assert found.prefix_cache_hit_rate > 0.5
+
+
+@pytest.mark.plain_python
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"prefill": "replicas=1", "decode": "replicas=1"},
+        {"replicas": 2, "autoscale": "policy=hpa least=1 most=2 interval=5 startup=2"},
+        {"replicas": 2, "fail": "replica=0 at=20 down=10"},
+        {"prefill": "replicas=1", "decode": "replicas=2", "fail": "pool=decode at=20 down=10 on_failure=lost"},
+    ],
+)
+def test_a_replay_runs_on_every_fleet(tmp_path: Path, words: dict[str, Any]) -> None:
+    load = {"trace": corpus(tmp_path), "replay": "agentx", "lanes": 2, "benchmark_duration": 60.0, "perf": "roofline"}
+    run = windtunnel.simulate("Qwen/Qwen3-8B", device="h100", **load, **words)
+    start, end = run.manifest["window"]
+    assert end - start == 60.0
+    came = run.requests.arrival
+    assert 10 < ((came >= start) & (came <= end)).sum() < len(came)
+    assert came.max() <= end
+    assert (run.handovers is None) or len(run.handovers.kv_bytes) == len(came)
+    lost = run.manifest.get("lives", {}).get("lost", [])
+    assert np.flatnonzero(run.requests.status == ABORTED).tolist() == lost
+    summary(run)
 
 
 @pytest.mark.parametrize(
