@@ -102,8 +102,8 @@ def test_the_window_of_a_replay_is_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_replay_runs_on_every_fleet(tmp_path: Path, words: dict[str, Any]) -> None:
-    load = {"trace": corpus(tmp_path), "replay": "agentx", "lanes": 2, "benchmark_duration": 60.0, "perf": "roofline"}
-    run = windtunnel.simulate("Qwen/Qwen3-8B", device="h100", **load, **words)
+    words |= {"trace": corpus(tmp_path), "replay": "agentx", "lanes": 2, "benchmark_duration": 60.0}
+    run = windtunnel.simulate("Qwen/Qwen3-8B", device="h100", perf="roofline", **words)
     start, end = run.manifest["window"]
     assert end - start == 60.0
     came = run.requests.arrival
