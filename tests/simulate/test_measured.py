@@ -119,6 +119,7 @@ def test_a_replay_runs_on_every_fleet(tmp_path: Path, words: dict[str, Any]) -> 
     ("words", "message"),
     [
         ({"replay": "agentx", "lanes": 2}, "replay=agentx: replays recorded sessions: add trace"),
+        ({"replay": "agentx", "trace": "azure-conv"}, "recorded sessions: trace=azure-conv has none: give a folder"),
         ({"replay": "agenty", "trace": "x.json"}, "did you mean 'agentx'"),
         ({"replay": "agentx", "trace": "x.json", "request_rate": 1.0}, "request_rate: replay=agentx has its own order"),
         ({"benchmark_duration": 10.0}, "benchmark_duration=10: is of AgentX: add replay=agentx"),
