@@ -57,7 +57,7 @@ def optimum(
     seconds
         Time limit of each objective; 0: the best of many simulated schedulers, and the bound by formula.
     max_num_prefill_tokens
-        Tokens of prompts in a batch (InferMax's P), beside --max-num-batched-tokens; 0: as many.
+        Tokens of prompts in a batch (InferMax's P), at most --max-num-batched-tokens; 0: as many.
     forbid
         What the schedule may not do: chunks, evictions, pauses, mixing, overtaking, choosing; see docs/optimum.md.
     rule_prices
