@@ -204,7 +204,11 @@ def test_prompts_come_back_from_host_memory_beside_the_layers(store: Store | Non
     hicache_design: KV of a layer is loaded while the one before it is computed)."""
     ids = [[100 * prompt + block for block in range(16)] for prompt in (1, 2, 3)] * 2
     asked = Workload.from_columns(
-        arrival=[10.0 * k for k in range(6)], prompt_tokens=[8208] * 6, output_tokens=2, hash_ids=ids, hash_block_size=512
+        arrival=[10.0 * k for k in range(6)],
+        prompt_tokens=[8208] * 6,
+        output_tokens=2,
+        hash_ids=ids,
+        hash_block_size=512,
     )
     engine = {"preset": "sglang-0.5", "max_model_len": 16384, "max_num_batched_tokens": 8208, "block_size": 1}
     one = replace(pool("Qwen/Qwen3-8B", num_gpu_blocks_override=20_000, **engine), stores=(store,) if store else ())
