@@ -210,7 +210,12 @@ def test_prompts_come_back_from_host_memory_beside_the_layers(store: Store | Non
         hash_ids=ids,
         hash_block_size=512,
     )
-    engine = {"preset": "sglang-0.5", "max_model_len": 16384, "max_num_batched_tokens": 8208, "block_size": 1}
+    engine: dict[str, Any] = {
+        "preset": "sglang-0.5",
+        "max_model_len": 16384,
+        "max_num_batched_tokens": 8208,
+        "block_size": 1,
+    }
     one = replace(pool("Qwen/Qwen3-8B", num_gpu_blocks_override=20_000, **engine), stores=(store,) if store else ())
     requests = simulate(Deployment((one,)), asked, perf="modelled").requests
     assert requests.cached_tokens.tolist() == [0] * 3 + [found] * 3
