@@ -75,7 +75,7 @@ class Store:
 
     def tier_for(self, engine: Engine, device: Device, token_bytes: float, tokens: int = 0) -> Tier:
         """The store as the schedulers of a resolved engine see it; ``token_bytes`` of KV for a token, over all GPUs of
-        a rank, which keep so many ``tokens``.
+        a rank; these keep ``tokens``.
 
         Raises InputError for chunks that are not whole blocks, or a store that is smaller than one.
         """
