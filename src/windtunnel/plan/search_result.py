@@ -13,7 +13,7 @@ from windtunnel.plan.question import Question
 from windtunnel.plan.space import Enumeration
 
 if TYPE_CHECKING:
-    from windtunnel.plan.goodput.pools import Closed
+    from windtunnel.plan.goodput.closed import Closed
 
 SCHEMA_VERSION = 1
 

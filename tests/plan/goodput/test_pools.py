@@ -16,9 +16,10 @@ from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.answer.certificate import certificate
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
+from windtunnel.plan.goodput.closed import OPEN
 from windtunnel.plan.goodput.decode_bound import lines_under, most_tokens
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
-from windtunnel.plan.goodput.pools import OPEN, search_pools
+from windtunnel.plan.goodput.pools import search_pools
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Constraints

@@ -9,8 +9,8 @@ from typing import Any
 
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import Entry
+from windtunnel.plan.goodput.closed import Closed
 from windtunnel.plan.goodput.objective import NO_MINIMUM, GoodputClimb
-from windtunnel.plan.goodput.pools import Closed
 from windtunnel.plan.search_result import SearchResult
 
 RULES = {
@@ -57,7 +57,7 @@ def certificate(answer: SearchResult) -> dict[str, Any]:
 
 
 def _pools(closed: Closed) -> dict[str, Any]:
-    """Of pools: the servers of both sides, which of them may stand beside each other in which numbers, and what closes
+    """Of pools: the servers of both sides, which of them may go together in which numbers, and what closes
     them: rule, places of prefill and of decode servers, numbers of both, good tokens per second at most."""
     sides = {"prefill": closed.prefills, "decode": closed.decodes}
     families = [

@@ -1,12 +1,12 @@
 """Pool jobs: what workers find out about prefill and decode pools at a load's own arrivals.
 
-A prefill pool beside a decode pool that takes no time makes as many first tokens in time as it ever does: the run is
-the same beside any decode pool that never makes it wait, and no better beside one that does. So one run of a prefill
+A prefill pool with a decode pool that takes no time makes as many first tokens in time as it ever does: the run is
+the same with any decode pool that never makes it wait, and no better with one that does. So one run of a prefill
 pool closes whole families of deployments; what it leaves is simulated whole.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.goodput.classes import longest_step, most_at_once, same_run
+from windtunnel.plan.goodput.closed import DECODE, PREFILL, SAME, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, good_run
 from windtunnel.plan.question import Question
@@ -26,48 +27,6 @@ from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Run
 
 Floats = NDArray[np.float64]
-Layout = tuple[int, int]
-"""Replicas of prefill and of decode."""
-
-LIMITS = ("max_num_batched_tokens", "max_num_seqs")
-"""Last words of the axes that limit a step and change nothing else."""
-PREFILL, DECODE, SAME = "prefill alone", "decode at best", "same"
-"""Rules that close deployments: too few first tokens come in time from a prefill side that never waits; of those that
-do, too few tokens can be decoded in time; a limit that was not reached is another."""
-
-
-@dataclass(frozen=True, eq=False)
-class Server:
-    """One server of a side."""
-
-    place: int
-    """Among those of its side."""
-    words: Mapping[str, Any]
-    pool: Pool
-    weight: float
-    """GPUs, or USD per second, of one replica."""
-
-    @property
-    def kin(self) -> str:
-        """What it has in common with servers that differ in their limits alone."""
-        return repr([(axis, value) for axis, value in self.words.items() if axis.split()[-1] not in LIMITS])
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Tokens and sequences of a step."""
-        engine = self.pool.engine
-        return engine.resolved("max_num_batched_tokens"), engine.resolved("max_num_seqs")
-
-
-class Closing(NamedTuple):
-    """Deployments that cannot be better: every pair of these servers, in each of these numbers."""
-
-    rule: str
-    prefills: tuple[int, ...]
-    decodes: tuple[int, ...]
-    layouts: tuple[Layout, ...]
-    tokens: float
-    """Good tokens per second at most; exactly, where they were simulated."""
 
 
 class Point(NamedTuple):
@@ -94,7 +53,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SideJob:
-    """Prefill servers that differ in ``max_num_seqs``, the largest first, beside decode servers by kin."""
+    """Prefill servers that differ in ``max_num_seqs``, the largest first, with decode servers by kin."""
 
     question: Question
     space: PoolSpace
@@ -117,7 +76,7 @@ class SideReport:
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """A run of a prefill side beside a decode side that takes no time."""
+    """A run of a prefill side with a decode side that takes no time."""
 
     first_token: Floats
     kept: NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 1. What the load asks for closes all deployments that weigh more than asked / best (``points.OFFERED``).
 2. A descent from a few layouts finds a good one to beat.
-3. One run of each prefill side closes what it can beside any decode side, and decoding at its best closes more
+3. One run of each prefill side closes what it can with any decode side, and decoding at its best closes more
    (``pool_jobs``).
 4. What is left is simulated, the most promising first, until nothing left can be better.
 
@@ -12,32 +12,24 @@ So the product of both sides' settings is never listed: settings that were never
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import groupby
 from math import gcd
 from typing import NamedTuple
-
-import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import Contender, Entry
+from windtunnel.plan.goodput.closed import OPEN, PREFILL, SAME, Closed, Closing, Family, Layout, Server
 from windtunnel.plan.goodput.objective import SECONDS, Goodput, offered_rate
-from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED, good_run
+from windtunnel.plan.goodput.points import SIMULATED, good_run
 from windtunnel.plan.goodput.pool_jobs import (
-    DECODE,
-    PREFILL,
-    SAME,
-    Closing,
-    Layout,
     PairJob,
     PairReport,
     Point,
     PoolJob,
-    Server,
     SideJob,
     SideReport,
     Tried,
@@ -54,76 +46,6 @@ from windtunnel.workload import Workload
 DESCENT = 24
 """Most simulations that look for a good layout to beat, from each start."""
 LOOK = 0.2
-OPEN = "open"
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """Prefill servers and decode servers, each side alike but for its limits, and the layouts that may be."""
-
-    prefills: Sequence[Server]
-    decodes: Sequence[Server]
-    layouts: Sequence[Layout]
-
-    def weight(self, layout: Layout) -> float:
-        """Of a layout."""
-        return layout[0] * self.prefills[0].weight + layout[1] * self.decodes[0].weight
-
-    @property
-    def size(self) -> int:
-        """Deployments in all."""
-        return len(self.prefills) * len(self.decodes) * len(self.layouts)
-
-
-@dataclass(frozen=True, eq=False)
-class Closed:
-    """How a space of pools was closed: for the certificate."""
-
-    offered: float
-    """Output tokens per second that the load asks for."""
-    prefills: Sequence[Server]
-    decodes: Sequence[Server]
-    families: Sequence[Family]
-    closings: Sequence[Closing]
-    best: tuple[int, int, Layout] | None
-    """Places of both servers of the best, and its layout."""
-    score: float
-
-    @cached_property
-    def counts(self) -> Counter[str]:
-        """Deployments by the rule that closed them, each once: by the load where that does; OPEN for those left."""
-        found: Counter[str] = Counter()
-        for family in self.families:
-            by_load = np.array([self.offered / family.weight(layout) <= self.score for layout in family.layouts])
-            found[OFFERED] += len(family.prefills) * len(family.decodes) * int(by_load.sum())
-            rules = np.zeros((len(family.prefills), len(family.decodes), len(family.layouts)), np.int8)
-            rules[:, :, by_load] = -1
-            for number, (_, closings) in enumerate(self._by_rule, 1):
-                for prefills, decodes, layouts in (_within(family, one) for one in closings):
-                    part = rules[np.ix_(prefills, decodes, layouts)]
-                    rules[np.ix_(prefills, decodes, layouts)] = np.where(part == 0, number, part)
-            for number, (rule, _) in enumerate(self._by_rule, 1):
-                found[rule] += int((rules == number).sum())
-            found[OPEN] += int((rules == 0).sum())
-        return +found
-
-    @cached_property
-    def _by_rule(self) -> list[tuple[str, list[Closing]]]:
-        rules: dict[str, list[Closing]] = {}
-        for one in self.closings:
-            rules.setdefault(one.rule, []).append(one)
-        order = (SIMULATED, STOPPED, SAME, PREFILL, DECODE)
-        return [(rule, rules[rule]) for rule in order if rule in rules]
-
-
-def _within(family: Family, one: Closing) -> tuple[list[int], list[int], list[int]]:
-    """The part of a closing that lies in a family, as indices."""
-    places = ([server.place for server in side] for side in (family.prefills, family.decodes))
-    sides: list[list[int]] = [
-        [index for index, place in enumerate(listed) if place in wanted]
-        for listed, wanted in zip(places, (one.prefills, one.decodes), strict=True)
-    ]
-    return sides[0], sides[1], [index for index, layout in enumerate(family.layouts) if layout in one.layouts]
 
 
 def search_pools(
@@ -333,7 +255,7 @@ class _Hunt:
     # ---- what closes the space
 
     def close_sides(self) -> None:
-        """A run of every prefill side that may still pay, beside its decode sides."""
+        """A run of every prefill side that may still pay, with its decode sides."""
         jobs: list[SideJob] = []
         for _, group in groupby(self.families, lambda family: family.prefills[0].kin):
             families = list(group)
