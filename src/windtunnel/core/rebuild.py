@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten, lanes_time, step_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.pipelines.stages import end_of, own_end
 from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, StageTimes, Times
@@ -229,6 +230,7 @@ def _fill(
         floats,
         integers,
         np.concatenate([*sends, np.zeros(1)]),
+        np.array([own_end(table) for table in times for _ in _stages(table)], dtype=np.int64),
         attributes(rows),
         layout,
         np.zeros((2, clocks)),
@@ -328,6 +330,7 @@ def rebuild(
     floats: Array,
     integers: Array,
     sends: Array,
+    asks: Array,
     rows: Array,
     layout: Array,
     clocks: Array,
@@ -360,8 +363,12 @@ def rebuild(
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
                     seconds = lanes_time(pools[first_stage + s], lanes, seats, floats, integers, 0, ranks)
-                    ready = max(arrival, clocks[0, base + s]) if stages > 1 else begin
-                    end = ready + (seconds + waits)
+                    end = begin + (seconds + waits)
+                    if stages > 1:
+                        asked, free, computed = asks[first_stage + s], clocks[0, base + s], lanes[0]
+                        end = end_of(
+                            asked, s, computed.step_decodes, computed.chunk_tokens, arrival, free, seconds + waits
+                        )
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:
