@@ -54,7 +54,11 @@ ROOMS = {
 
 TESTED_BESIDES = {
     "perf": ("tests/perf/tabulate/test_micro_batches.py",),
-    "handover": ("tests/report/test_serve_line.py", "tests/scenario/test_pools.py"),
+    "handover": (
+        "tests/report/test_launch_files.py",
+        "tests/report/test_serve_line.py",
+        "tests/scenario/test_pools.py",
+    ),
     "bounds": ("tests/optimum/test_search.py",),
 }
 """Room: tests of its files that are named after another one, of which they need the same set-up."""

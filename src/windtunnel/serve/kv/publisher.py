@@ -1,4 +1,4 @@
-"""Events of KV caches over ZeroMQ, as vLLM's and SGLang's ZmqEventPublisher send them: topic, number, batch in msgpack."""
+"""Events of KV caches over ZeroMQ, as vLLM and SGLang send them (ZmqEventPublisher): topic, number, msgpack."""
 
 import asyncio
 import json
