@@ -111,7 +111,7 @@ def test_a_link_is_free_where_nothing_takes_time(name: str) -> None:
 
 def test_both_sides_of_each_bound() -> None:
     for values in ({"proxy": 0.0}, {"reserved_decode_tokens": 0}, {"max_local_prefill_length": 0}, {"lease": 1e-9}):
-        Handover("pull", **values)  # type: ignore[arg-type]
+        Handover("pull", **values)
     Handover("pull", lease=9.0, on_expiry="fail")
     Handover("pull", timeout=9.0, on_expiry="fail")
     Handover("pull", lease=9.0, on_expiry="recompute")
@@ -120,9 +120,9 @@ def test_both_sides_of_each_bound() -> None:
     Handover("pull", "decode")
     Handover("push")
     for transfer in ("chunked", "layerwise"):
-        Handover(transfer, gate="before_prefill")  # type: ignore[arg-type]
+        Handover(transfer, gate="before_prefill")
         with pytest.raises(InputError, match=f"transfer='{transfer}' sends before the prompt ends"):
-            Handover(transfer)  # type: ignore[arg-type]
+            Handover(transfer)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"proxy": inf}, "proxy=inf"),
         ({"timeout": 0.0}, "timeout=0.0: must be seconds > 0"),
