@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.blocks import Cache
 from windtunnel.core.records import NONE
-from windtunnel.core.schedulers.sglang_radix import Tree, roots, standing
+from windtunnel.core.schedulers.sglang_tree.radix import Tree, roots, standing
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.core.texts.owners import Texts
 from windtunnel.errors import InputError
@@ -134,6 +134,8 @@ def keys_in_tree(tree: Tree, lane: Any) -> NDArray[np.int64]:
     nodes: Any = tree.nodes
     _, entered = standing(tree)
     entered = entered[roots(tree, entered) == lane["root"]]
+    if len(tree.copies) > 1:  # some are in host memory alone
+        entered = entered[tree.copies["gone"][entered] == 0]
     start, size, texts_of = nodes["start"][entered], tree.texts.size, tree.texts.rows[nodes["request"][entered]]
     ends = np.minimum(start + nodes["length"][entered], texts_of["named"]) // size
     return np.unique(_names(tree.texts, texts_of["names"], start // size, ends)) * size + size - 1
