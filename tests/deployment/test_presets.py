@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.presets import (
     MEMORY_SECOND_RUNNER,
     MEMORY_TORCH_SAMPLER,
@@ -14,6 +15,7 @@ from windtunnel.deployment.presets import (
     require_pipeline,
 )
 from windtunnel.errors import InputError
+from windtunnel.policy.routing import RankBalancer
 
 BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
     "vllm-0.33": {
@@ -266,3 +268,21 @@ def test_pipelines_that_are_simulated() -> None:
                 require_pipeline(found, 2, asynchronous)
             alone = found.async_scheduling and not BESIDES_DEFAULTS[name].get("turns_stages_synchronous", False)
             assert ("use async_scheduling=False" in str(error.value)) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "servers", "counts"),
+    [
+        ("vllm-0.32", None, 4, True),
+        ("vllm-0.32", 1, 1, True),
+        ("vllm-0.15", None, 4, False),
+        ("vllm-0.14", None, 1, False),
+        ("vllm-0.14", 2, 2, False),
+        ("sglang-0.5", 8, 1, False),
+    ],
+)
+def test_ranks_are_balanced_by_as_many_api_servers_as_the_version_has(
+    name: str, given: int | None, servers: int, counts: bool
+) -> None:
+    engine = Engine(name, data_parallel_size=4, api_server_count=given)
+    assert engine.balancer == RankBalancer(servers, counts)
