@@ -85,6 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
         "max_lora_rank": st.just(64),
+        "sequence_parallel_min_tokens": st.just(512),
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
@@ -209,6 +210,14 @@ def test_a_deployment_comes_back(backend: str) -> None:
         assert plain(back(deployment, kind)) == plain(deployment)
 
     check()
+
+
+@pytest.mark.parametrize("backend", PRESETS)
+def test_own_cut_points_come_back(backend: str) -> None:
+    engine = Engine(preset=PRESETS[backend], pipeline_parallel_size=3, pipeline_layers=(13, 12, 11))
+    deployment = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine),))
+    for kind in ("docker", "systemd", "kubernetes"):
+        assert back(deployment, kind).pools[0].engine.pipeline_layers == (13, 12, 11)
 
 
 @pytest.mark.parametrize("backend", ["sglang", "trtllm"])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.clients import first_of_sessions, play_of, stops, waits_of
+from windtunnel.core.clients import Window, first_of_sessions, play_of, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
@@ -21,6 +21,7 @@ from windtunnel.core.records import (
     AT_ONCE,
     CHOSEN,
     CLOSED,
+    ENDS,
     GATE_HEAD,
     GATE_TAIL,
     GROUP,
@@ -45,6 +46,7 @@ from windtunnel.core.records import (
     STALL,
     STALLS,
     TOLD,
+    TREE_GAP,
     Fields,
     State,
     attributes,
@@ -205,10 +207,13 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    folding = folding_of(fleet) if folds else None
-    for until in stops(state, demand, course, arrivals):
-        while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
+    folding, window, goes_on = folding_of(fleet) if folds else None, Window(demand, course), True
+    while goes_on:
+        args = (state, order, course, arrivals, None, None, (router, router), limit, window.closes, None, None)
+        if loop(*args) == FULL:
             state = with_room(state, folding)
+        else:
+            goes_on = window.turns(state, course, arrivals, np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
     if folding:
@@ -239,7 +244,7 @@ def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | 
     course = np.zeros(NUM_COURSE, dtype=np.int64)
     course[CLOSED], course[TOLD], course[LAST] = closed, closed if told is None else told, len(state.groups)
     course[SEES] = asks_for_requests(state, routers)
-    course[ALL] = SCORED in routers
+    course[ALL], course[ENDS] = SCORED in routers, 1
     course[LOOKED] = any(looks(state, router) for router in routers)
     order = order_of(state.groups)
     order.in_step[0] = course[LOOKED] or course[ALL]
@@ -323,7 +328,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
 def _clocks() -> Floats:
     """Nothing has been looked at, and nothing is to stop the run."""
     clocks = np.full(NUM_CLOCKS, -1.0)
-    clocks[[HALTS, IDLE_GAP]] = np.inf
+    clocks[[HALTS, IDLE_GAP, TREE_GAP]] = np.inf
     return clocks
 
 

@@ -191,16 +191,17 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
 request, requests in flight, known future releases, the two ends of the queue of unsent requests, the address of the
 user's route score, whether equal steps are made at once, and how many then at most."""
 
-CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, NUM_COURSE = range(10)
+CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, ENDS, NUM_COURSE = range(11)
 """Entries of the course of a run, which ``core.loop`` reads: arrivals so far; whether completions release others;
 whether anything follows when a request leaves a lane; whether routers look at how many requests replicas have, or at
 everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
-loop's ``until`` are those from ASKED to before LAST."""
+loop's ``until`` are those from ASKED to before LAST; whether the run ends where nothing is left to do."""
 
-LOOKED_AT, HANDED, HALTS, SENT, ENDED, IDLE_GAP, NUM_CLOCKS = range(7)
+LOOKED_AT, HANDED, HALTS, SENT, ENDED, IDLE_GAP, TREE_GAP, NUM_CLOCKS = range(8)
 """Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
 lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
-which did not arrive then; when a request ended last; how long nothing may be in flight while requests are to come."""
+which did not arrive then; when a request ended last; how long nothing may be in flight while requests are to come, and
+how long nothing of a session in play."""
 
 LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
 """Entries of ``Play.counts``: sessions in play at most, and now; the two ends of the queue of the others."""
@@ -253,6 +254,10 @@ class Play(NamedTuple):
     """[sessions] the first request."""
     next: Array
     """[sessions] the next one in the queue; the session itself: it has its place."""
+    came: Array
+    """[n] whether each has come."""
+    going: Array
+    """[sessions] requests that have come and not ended."""
     counts: Array
     """[4] of LANES, IN_PLAY, QUEUE_HEAD and QUEUE_TAIL."""
 

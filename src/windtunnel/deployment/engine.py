@@ -51,6 +51,8 @@ class Engine:
     """GPUs that share every layer."""
     pipeline_parallel_size: int = 1
     """Stages of layers, one after the other."""
+    pipeline_layers: tuple[int, ...] | None = None
+    """Layers of each stage (``VLLM_PP_LAYER_PARTITION``); None: equal numbers, as the engine divides what is left."""
     data_parallel_size: int = 1
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
     decode_context_parallel_size: int = 1
@@ -95,6 +97,9 @@ class Engine:
     """Schedule the next step while the current one runs."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    sequence_parallel_min_tokens: int | None = None
+    """Tokens from which a batch whose number the GPUs of a layer divide is normalised in parts: its sums are scattered
+    and gathered instead of reduced (``enable_sp`` and ``sp_min_token_num`` of vLLM's compiler passes). None: never."""
     disable_custom_all_reduce: bool = False
     """Use NCCL for all-reduces instead of the engine's own kernel."""
     watermark: float = field(default=0.0, metadata=SCHEDULING)
@@ -190,7 +195,7 @@ class Engine:
             raise unknown("dtype", self.dtype, ENGINE_DTYPES)
         if self.scheduling_policy not in POLICIES:
             raise unknown("scheduling_policy", self.scheduling_policy, POLICIES)
-        self._normalise_capture_sizes()
+        self._normalise_sizes()
 
     def _require_integer(self, name: str, least: int, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -222,7 +227,7 @@ class Engine:
                 raise unknown(name, str(value), [each for each in known if each])
         for name, least in (("num_redundant_experts", 0), ("max_loras", 0), ("max_lora_rank", 1)):
             self._require_integer(name, least)
-        for name in ("states_per_request", "prompt_graph_tokens"):
+        for name in ("states_per_request", "prompt_graph_tokens", "sequence_parallel_min_tokens"):
             self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
@@ -243,13 +248,15 @@ class Engine:
         if length is not None and not (isfinite(length) and 1 <= length <= most):
             raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")
 
-    def _normalise_capture_sizes(self) -> None:
-        sizes = self.cudagraph_capture_sizes
-        if sizes is None:
-            return
-        if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-            raise InputError(f"cudagraph_capture_sizes={list(sizes)}: must be integers ≥ 1")
-        object.__setattr__(self, "cudagraph_capture_sizes", tuple(sorted(set(sizes))))
+    def _normalise_sizes(self) -> None:
+        for name in ("cudagraph_capture_sizes", "pipeline_layers"):
+            sizes = getattr(self, name)
+            if sizes is None:
+                continue
+            if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+                raise InputError(f"{name}={list(sizes)}: must be integers ≥ 1")
+            in_order = tuple(sizes) if name == "pipeline_layers" else tuple(sorted(set(sizes)))
+            object.__setattr__(self, name, in_order)
 
     @property
     def backend(self) -> str:

@@ -10,7 +10,15 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, index_dtype, kv_dtype, quantization
+from windtunnel.launch.vllm import (
+    acceptance,
+    cut_points,
+    head_of_drafts,
+    in_groups,
+    index_dtype,
+    kv_dtype,
+    quantization,
+)
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
@@ -73,6 +81,7 @@ def settings(asked: Asked) -> Settings:
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
         "swa_full_tokens_ratio": _share_of_windows(asked),
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
+        "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)

@@ -22,6 +22,7 @@ def settings(asked: Asked) -> Settings:
     engine: dict[str, Any] = {
         "tensor_parallel_size": gpus // ranks,
         "pipeline_parallel_size": asked.integer("pp-size"),
+        "pipeline_layers": asked.numbers("pp-partition"),
         "data_parallel_size": ranks if ranks > 1 else None,
         "enable_expert_parallel": True if parts > 1 and asked.experts else None,
         "max_num_seqs": asked.integer("max-batch-size"),

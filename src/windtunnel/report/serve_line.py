@@ -106,7 +106,7 @@ def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = ["vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -131,10 +131,20 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":
         said = {"use_fp4_indexer_cache": True} if index == "mxfp4" else {"indexer_kv_dtype": BF16.get(index, index)}
         words += ["--attention-config", shlex.quote(json.dumps(said))]
-    graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
-    if captured := {name: value for name, value in graphs.items() if value}:
-        words += ["--compilation-config", shlex.quote(json.dumps(captured))]
+    if compiled := _compilation(pool, engine):
+        words += ["--compilation-config", shlex.quote(json.dumps(compiled))]
     return " ".join(words)
+
+
+def _compilation(pool: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's settings of graphs and of the compiler's passes."""
+    least = engine.get("sequence_parallel_min_tokens")
+    found = {
+        "cudagraph_capture_sizes": other_capture_sizes(pool),
+        "cudagraph_mode": engine.get("cudagraph_mode"),
+        "pass_config": {"enable_sp": True, "sp_min_token_num": least} if least else None,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping[str, Any]) -> str:
@@ -184,8 +194,14 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
     }
     start = ["python", "-m", "sglang.launch_server", "--model-path", model]
     sizes = " ".join(map(str, other_capture_sizes(pool)))
-    line = _command([*_buffers(engine, deepep), *start], values, switches)
+    line = _command([*_cuts("SGLANG", engine), *_buffers(engine, deepep), *start], values, switches)
     return f"{line} --cuda-graph-bs {sizes}" if sizes else line
+
+
+def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
+    """The variable with the layers of each stage, where they are the user's."""
+    layers = engine.get("pipeline_layers")
+    return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -288,6 +304,8 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
     yield f"enable_chunked_prefill: {json.dumps(bool(chunked))}"
     if engine.get("dtype") not in (None, "auto"):
         yield f"dtype: {engine['dtype']}"
+    if layers := engine.get("pipeline_layers"):
+        yield f"pp_partition: {json.dumps(list(layers))}"
     if ranks > 1:
         yield "enable_attention_dp: true"
     if role != "mixed":

@@ -19,7 +19,6 @@ from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
-from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
@@ -152,11 +151,6 @@ def _record(
     """What happened, and what to say of it."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     changes = any(fleet.scaling) or bool(fleet.failures)
-    if demand.measured is not None and (between or changes):
-        raise InputError(
-            "replay: AgentX's window is not simulated where prefill and decode are apart, or replicas come and go: use "
-            "mixed pools that stay, or the trace with lanes"
-        )
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing

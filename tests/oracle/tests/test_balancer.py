@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
 from oracle.loop import Balancer, Replica
 from oracle.vllm_v1.request import Request
-
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import RankBalancer
 

@@ -376,7 +376,7 @@ class Live(Service):
 
     # Replicas that come and go.
 
-    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+    def _make(self, until: float, arrivals: Integers | None = None) -> None:
         course = self.course
         if arrivals is not None:
             course = course.copy()
