@@ -26,6 +26,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "captures_max_num_seqs": True,
         "lacks": (),
         "pipelines": (True, False),
+        "server_per_rank": True,
+        "counts_in_flight": True,
     },
     "vllm-0.32": {
         "async_scheduling": True,
@@ -35,6 +37,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "captures_max_num_seqs": True,
         "lacks": (),
         "pipelines": (True, False),
+        "server_per_rank": True,
+        "counts_in_flight": True,
     },
     "vllm-0.22": {
         "async_scheduling": True,
@@ -43,12 +47,14 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "lacks": ("watermark",),
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.20": {
         "async_scheduling": True,
         "scheduler_reserve_full_isl": True,
         "gpu_memory_utilization": 0.9,
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.19": {
         "async_scheduling": True,
@@ -56,6 +62,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.17": {
         "async_scheduling": True,
@@ -63,12 +70,14 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.16": {
         "async_scheduling": True,
         "scheduler_reserve_full_isl": False,
         "gpu_memory_utilization": 0.9,
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.15": {
         "async_scheduling": True,
@@ -76,6 +85,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.16",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.14": {
         "async_scheduling": True,
@@ -236,6 +246,8 @@ DEFAULTS: dict[str, Any] = {
     "pipelines": (),
     "turns_stages_synchronous": False,
     "before_v1": False,
+    "server_per_rank": False,
+    "counts_in_flight": False,
     "shares_memory": True,
 }
 

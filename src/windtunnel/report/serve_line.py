@@ -336,7 +336,7 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     """Lines of YAML for what is around the engine, and for what experts return."""
     if (interval := engine.get("stream_interval") or 1) > 1:
         yield f"stream_interval: {interval}"
-    if (servers := engine.get("api_server_count") or 1) > 1:
+    if servers := engine.get("api_server_count"):
         yield f"num_postprocess_workers: {servers}"
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"
