@@ -220,7 +220,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
         folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
-    tiers = use_of(state.stores, fleet)
+    tiers = use_of(state.stores, fleet, state.lanes)
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"], tiers)
 
 

@@ -95,6 +95,8 @@ class Candidate:
         """So many times the smallest deployment with these shares of replicas: of one pool, this many replicas."""
         pools = self.deployment.pools
         whole = gcd(*(pool.replicas for pool in pools))
+        if times == whole:
+            return self.deployment
         scaled = tuple(replace(pool, replicas=times * (pool.replicas // whole)) for pool in pools)
         return replace(self.deployment, pools=scaled)
 
@@ -223,10 +225,11 @@ class Space:
             reason = self.constraints.broken_by(deployment)
             if reason is None and with_price and deployment.price_per_hour == 0:
                 reason = f"the price of {settings['device']} is not known: give it in a file of devices"
-            if reason is None and repr(deployment.spec()) in seen:
+            spec = "" if reason is not None else repr(deployment.spec())
+            if spec in seen:
                 reason = "the same as another once defaults are filled in"
             if reason is None:
-                seen.add(repr(deployment.spec()))
+                seen.add(spec)
                 found.append(Candidate(index, settings, deployment))
             else:
                 pruned[reason] += 1

@@ -11,7 +11,7 @@ from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
 from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
@@ -179,12 +179,14 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
+    values |= _host_memory(pool, gpus * stages)
     values |= {"moe-dense-tp-size": 1 if together > 1 and not engine.get("shared_dense") else None}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
+        "enable-hierarchical-cache": bool(pool.get("stores")),
         _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
@@ -240,6 +242,19 @@ def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
     if engine.get("async_scheduling") is False:
         return "extra_buffer" if more == 1 else None
     return next((name for name, states in BUFFERED.items() if states == more), None)
+
+
+def _host_memory(pool: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """HiCache's flags with a value, by a pool's store."""
+    store = next(iter(pool.get("stores", ())), None)
+    if store is None:
+        return {}
+    words = "on_eviction=true" if store.get("on_eviction") else f"write_after={store.get('write_after') or 0}"
+    return {
+        "hicache-size": round(store["capacity"] / 1e9 / gpus) or None if store.get("capacity") else None,
+        "hicache-ratio": store.get("ratio") if store.get("ratio") not in (None, 0.0, HOST_RATIO) else None,
+        "hicache-write-policy": next((name for name, each in WRITES.items() if words in each), None),
+    }
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -252,8 +252,11 @@ def _tiers(
         for pool, budget in zip(pools, budgets, strict=True)
     ]
     return tuple(
-        tuple(store.tier_for(pool.engine, pool.device, size) for store in pool.stores)
-        for pool, size in zip(pools, sizes, strict=True)
+        tuple(
+            store.tier_for(pool.engine, pool.device, size, budget.num_blocks * budget.block_size)
+            for store in pool.stores
+        )
+        for pool, size, budget in zip(pools, sizes, budgets, strict=True)
     )
 
 

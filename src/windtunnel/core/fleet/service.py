@@ -412,7 +412,7 @@ class Service:
             state.groups["replica"][state.lanes["group"]],
             state.lanes["rank"],
             lives=self.roster.account(retries, sorted(lost)),
-            tiers=use_of(state.stores, self.fleet),
+            tiers=use_of(state.stores, self.fleet, state.lanes),
         )
 
     def _last_event(self) -> float:
