@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment import Deployment, Engine, Pool, Store
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
@@ -186,6 +186,45 @@ def test_contexts_in_parts_fit_as_many_times_and_are_read_as_much_faster() -> No
     for model, gpus in (("Qwen/Qwen3-8B", 8), ("deepseek-ai/DeepSeek-V3.2", 8), ("openai/gpt-oss-120b", 8)):
         with pytest.raises(InputError, match="decode_context_parallel_size=2: must divide the GPUs that hold the same"):
             pool(model, "b200", tensor_parallel_size=gpus, decode_context_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("store", "found"),
+    [
+        (None, 0),
+        (Store(ratio=3), 8192),
+        (Store(ratio=3, on_eviction=True), 8192),
+        (Store(ratio=3, write_after=1), 0),
+        (Store(capacity=2.5e9), 0),
+    ],
+)
+def test_prompts_come_back_from_host_memory_beside_the_layers(store: Store | None, found: int) -> None:
+    """Three prompts of 8,192 tokens in turn, memory for two: host memory has them the second time, unless it writes
+    what is entered twice, or holds two. 147,456 bytes a token take PCIe; 16 further tokens are computed (SGLang's
+    hicache_design: KV of a layer is loaded while the one before it is computed)."""
+    ids = [[100 * prompt + block for block in range(16)] for prompt in (1, 2, 3)] * 2
+    asked = Workload.from_columns(
+        arrival=[10.0 * k for k in range(6)],
+        prompt_tokens=[8208] * 6,
+        output_tokens=2,
+        hash_ids=ids,
+        hash_block_size=512,
+    )
+    engine: dict[str, Any] = {
+        "preset": "sglang-0.5",
+        "max_model_len": 16384,
+        "max_num_batched_tokens": 8208,
+        "block_size": 1,
+    }
+    one = replace(pool("Qwen/Qwen3-8B", num_gpu_blocks_override=20_000, **engine), stores=(store,) if store else ())
+    requests = simulate(Deployment((one,)), asked, perf="modelled").requests
+    assert requests.cached_tokens.tolist() == [0] * 3 + [found] * 3
+    first, again = (requests.first_token - requests.arrival)[[0, 3]]
+    if found == 0:
+        assert again == pytest.approx(first)
+        return
+    copied = found * one.model.kv_bytes_per_token("auto", 1) / one.device.pcie_bandwidth
+    assert copied < again < copied + 0.2 * first
 
 
 def test_adapters_take_memory_and_their_products_time() -> None:
