@@ -19,6 +19,7 @@ from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.perf.corrections import ALL, Corrections
