@@ -40,6 +40,13 @@ def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
         Store(**words)
 
 
+def test_a_store_may_be_one_text() -> None:
+    assert Store.of("tier=disk capacity=1e12 read=7e9 write=5e9") == Store("disk", 1e12, 7e9, 5e9)
+    for text, message in {"capacity=much": "capacity='much': ", "capacty=1": "did you mean 'capacity'"}.items():
+        with pytest.raises(InputError, match=message):
+            Store.of(text)
+
+
 def test_a_store_smaller_than_a_chunk_is_refused() -> None:
     small = Store(capacity=255.0 * TOKEN, chunk_tokens=256)
     with pytest.raises(InputError, match=r"is smaller than a chunk of 256 tokens, 37,748,736 bytes"):

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, fields
 from math import inf, isnan
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from windtunnel.deployment.engine import Engine
-from windtunnel.errors import InputError, require_words
+from windtunnel.errors import InputError, require_words, unknown
+from windtunnel.files import typed
 from windtunnel.hardware import Device
 from windtunnel.policy.tiers import Eviction, Sharing, Tier
 
@@ -68,6 +69,19 @@ class Store:
                 raise InputError(f"store {self.tier}: {name}={getattr(self, name)}: must be ≥ 0")
         if self.tier == "disk" and not (self.read and self.write):
             raise InputError("store disk: read and write are not known: give bytes/s, e.g. read=7e9 write=5e9")
+
+    @classmethod
+    def of(cls, text: str) -> "Store":
+        """The store of these words, ``tier=host capacity=1e12``. Raises InputError for an unknown or a wrong one."""
+        types, found = get_type_hints(cls), {}
+        for name, _, value in (word.partition("=") for word in text.split()):
+            if name not in types:
+                raise InputError(f"store {text!r}: {unknown('word', name, types)}")
+            try:
+                found[name] = typed(types[name], value)
+            except InputError as error:
+                raise InputError(f"store {text!r}: {name}={value!r}: {error}") from error
+        return cls(**found)
 
     def stands_behind(self, name: str, role: str) -> bool:
         """Whether it belongs to a pool of this name and role."""

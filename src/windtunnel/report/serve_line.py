@@ -10,11 +10,12 @@ from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
+from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
 from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -39,7 +40,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "moe_backend": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
-    "api_server_count": (1,),
+    "api_server_count": (None,),
     "max_loras": (0,),
     "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
@@ -53,7 +54,7 @@ OF_FRONT = {
     "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
-    "api_server_count": 1,
+    "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
     "moe_backend": "auto",
     "swa_full_tokens_ratio": None,
@@ -135,7 +136,14 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--attention-config", shlex.quote(json.dumps(said))]
     if compiled := _compilation(pool, engine):
         words += ["--compilation-config", shlex.quote(json.dumps(compiled))]
-    return " ".join(words)
+    return " ".join([*words, *_offloading(pool.get("stores", ()))])
+
+
+def _offloading(stores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """vLLM's own store in host memory; others are set up by a connector's files."""
+    if len(stores) != 1 or Store(**stores[0]) != Store(capacity=stores[0]["capacity"]):
+        return ()
+    return "--kv-offloading-size", f"{stores[0]['capacity'] / GIB:.12g}"
 
 
 def _compilation(pool: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,7 +361,7 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     """Lines of YAML for what is around the engine, and for what experts return."""
     if (interval := engine.get("stream_interval") or 1) > 1:
         yield f"stream_interval: {interval}"
-    if (servers := engine.get("api_server_count") or 1) > 1:
+    if servers := engine.get("api_server_count"):
         yield f"num_postprocess_workers: {servers}"
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"
