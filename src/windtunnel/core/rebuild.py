@@ -324,6 +324,12 @@ def sent_tokens(lane: Any) -> int:
     return lane.step_decodes + lane.chunk_tokens
 
 
+@part
+def done(at: int, s: int, lane: Any, arrival: float, free: float, seconds: float) -> float:
+    """When a stage of a pipeline has done the batch of a lane."""
+    return end_of(at, s, lane.step_decodes, lane.chunk_tokens, arrival, free, seconds)
+
+
 @entry
 def rebuild(
     pools: Array,
@@ -365,10 +371,7 @@ def rebuild(
                     seconds = lanes_time(pools[first_stage + s], lanes, seats, floats, integers, 0, ranks)
                     end = begin + (seconds + waits)
                     if stages > 1:
-                        asked, free, computed = asks[first_stage + s], clocks[0, base + s], lanes[0]
-                        end = end_of(
-                            asked, s, computed.step_decodes, computed.chunk_tokens, arrival, free, seconds + waits
-                        )
+                        end = done(asks[first_stage + s], s, lanes[0], arrival, clocks[0, base + s], seconds + waits)
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:

@@ -92,10 +92,7 @@ def simulate(
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
     named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
-    times = tuple(
-        with_own_ends(overheads.applied(table.pipeline or table.times), policy)
-        for table, policy in zip(tables, named, strict=True)
-    )
+    times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
@@ -123,9 +120,10 @@ def simulate(
     return run if workload.measured is None else within(run, workload.measured)
 
 
-def with_own_ends(times: Times, policy: Settings) -> Times:
-    """The batch times with the user's rule for the stages of a pipeline. Raises InputError where there are none."""
-    end = getattr(policy, "stage_end", None)
+def with_own_ends(overheads: Overheads, table: Tabulated, policy: Settings) -> Times:
+    """The batch times of a pool, of a pipeline with the user's rule for its stages. Raises InputError where there are
+    none."""
+    times, end = overheads.applied(table.pipeline or table.times), getattr(policy, "stage_end", None)
     if end is None:
         return times
     if not isinstance(times, StageTimes):
