@@ -108,8 +108,25 @@ def test_a_length_that_is_left_open_is_the_models() -> None:
 
 def test_what_is_kept_nowhere_has_no_effect() -> None:
     line = "sglang serve --model-path Qwen/Qwen3-8B --enable-hierarchical-cache --hicache-ratio 2"
-    assert flags(read(line), "not_simulated") == {"--enable-hierarchical-cache", "--hicache-ratio"}
-    assert flags(read(f"{line} --disable-radix-cache"), "not_simulated") == set()
+    reading = read(f"{line} --disable-radix-cache")
+    assert reading.stores == ()
+    assert flags(reading, "ignored") >= {"--enable-hierarchical-cache", "--hicache-ratio"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "store"),
+    [
+        ("", "ratio=2"),
+        ("--hicache-ratio 4", "ratio=4"),
+        ("--tp 4 --hicache-ratio 4 --hicache-size 62", "capacity=248000000000"),
+        ("--hicache-write-policy write_through_selective", "ratio=2 write_after=1"),
+        ("--hicache-write-policy write_back", "ratio=2 on_eviction=true"),
+    ],
+)
+def test_host_memory_of_sglang(flags: str, store: str) -> None:
+    """GB of each GPU, else as many times what that keeps, twice by default (server_args.py of 0.5)."""
+    line = f"sglang serve --model-path Qwen/Qwen3-8B --enable-hierarchical-cache {flags}"
+    assert read(line).stores == (f"tier=host {store}",)
 
 
 @pytest.mark.parametrize(("method", "simulated"), [("total_requests", True), ("total_tokens", False)])

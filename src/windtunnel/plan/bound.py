@@ -206,7 +206,8 @@ def _work(pool: Pool, workload: Workload) -> Work:
 
 def shares_blocks(pool: Pool, workload: Workload) -> bool:
     """Whether requests may share cached blocks: then the cache gives no bound, and a prompt only one token."""
-    return pool.engine.enable_prefix_caching is not False and workload.texts is not None
+    caches = pool.engine.enable_prefix_caching is not False or bool(pool.stores)
+    return caches and workload.texts is not None
 
 
 def _cache_tokens(pool: Pool) -> int:

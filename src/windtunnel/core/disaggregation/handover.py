@@ -451,7 +451,7 @@ def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
     rank_of_lane[lanes] = state.lanes["rank"]
     sizes = handed["moved"] * crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(n)
     lost = np.flatnonzero(handed["lost"])
-    used = [use._replace(pool=int(order[use.pool])) for use in use_of(state.stores, passing.fleet)]
+    used = [use._replace(pool=int(order[use.pool])) for use in use_of(state.stores, passing.fleet, state.lanes)]
     return Handed(
         table,
         rows,
