@@ -167,8 +167,8 @@ class Bands:
             found.append(("within goal", f"{shares} of requests on a real server, at this rate"))
         if (ends := self.capacity_ends()) and self.capacity and self.share is not None:
             upper = self.share * self.capacity / ends[0]
-            used, least = 100 * self.share, 100 * self.share * self.capacity / ends[1]
-            said = f"{used:.0f} % used, {least:.0f} % to {100 * upper:.0f} % on a real server"
+            lower = self.share * self.capacity / ends[1]
+            said = f"{100 * self.share:.0f} % used, {100 * lower:.0f} % to {100 * upper:.0f} % on a real server"
             state = f": {self.overloaded}" if self.overloaded else ""
             found.append(("capacity", f"{self.capacity:.3g} requests/s; {said}{state}"))
         return [*found, *((name, f"not found, {why}") for name, why in self.not_found.items())]
