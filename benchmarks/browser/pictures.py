@@ -1,4 +1,4 @@
-"""Pictures of the pages for the documentation: ``python -m benchmarks.pictures [NAME…]`` writes docs/pictures.
+"""Pictures of the pages for the documentation: ``python -m benchmarks.browser.pictures [NAME…]`` writes docs/pictures.
 
 Each is the top of a page that a command of the documentation makes, in a window of 1280 × 900. Needs chromium.
 """
@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from benchmarks.browser import Page, chromium
 
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 WIDTH, HEIGHT = 1280, 900
 PORT = 8471
 GOAL = "--goodput ttft:300 tpot:50"
