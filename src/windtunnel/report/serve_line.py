@@ -37,9 +37,10 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
     "mamba_ssm_cache_dtype": ("auto",),
+    "moe_backend": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
-    "api_server_count": (1,),
+    "api_server_count": (None,),
     "max_loras": (0,),
     "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
@@ -53,8 +54,9 @@ OF_FRONT = {
     "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
-    "api_server_count": 1,
+    "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
+    "moe_backend": "auto",
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
 }
@@ -359,15 +361,20 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     """Lines of YAML for what is around the engine, and for what experts return."""
     if (interval := engine.get("stream_interval") or 1) > 1:
         yield f"stream_interval: {interval}"
-    if (servers := engine.get("api_server_count") or 1) > 1:
+    if servers := engine.get("api_server_count"):
         yield f"num_postprocess_workers: {servers}"
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"
         yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
     if engine.get("shared_head"):
         yield "enable_lm_head_tp_in_adp: true"
+    of_experts: dict[str, Any] = {}
+    if (backend := engine.get("moe_backend", "auto")) != "auto":
+        of_experts["backend"] = backend.upper()
     if engine.get("low_precision_combine"):
-        yield "moe_config:\n  use_low_precision_moe_combine: true"
+        of_experts["use_low_precision_moe_combine"] = True
+    if of_experts:
+        yield f"moe_config: {json.dumps(of_experts)}"
 
 
 def _command(words: list[str], values: Mapping[str, Any], switches: Mapping[str, bool]) -> str:
