@@ -144,7 +144,7 @@ def test_what_each_turn_says_whole_begins_with_nothing(tmp_path: Path) -> None:
         ),
         (
             [talk("a", turn(1, 1, forks=["b"]), turn(1, 1)), talk("b", turn(1, 1))],
-            "row 1, turn 0: forks 'b': ends the conversation, which goes on: fork at its last turn, or with background",
+            "row 1, turn 0: forks 'b': ends a conversation that goes on: fork at its last turn, or with background",
         ),
     ],
 )

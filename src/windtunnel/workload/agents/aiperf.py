@@ -78,7 +78,7 @@ def _check_branches(turn: Mapping[str, Any], where: str, place: int, turns: int)
             raise InputError(f"{where}: join_at={join!r}: must be a later turn of {turns}, counted from 0")
     if ended := [child for child, background in _forks(turn) if not background and place + 1 < turns]:
         raise InputError(
-            f"{where}: forks {ended[0]!r}: ends the conversation, which goes on: fork at its last turn, or with background"
+            f"{where}: forks {ended[0]!r}: ends a conversation that goes on: fork at its last turn, or with background"
         )
 
 
