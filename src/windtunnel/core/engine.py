@@ -31,6 +31,7 @@ from windtunnel.core.records import (
     LANE,
     LAST,
     LOOKED,
+    MOST_SERVERS,
     NONE,
     NUM_CLOCKS,
     NUM_COUNTERS,
@@ -52,13 +53,13 @@ from windtunnel.core.records import (
     copies,
     records,
 )
-from windtunnel.core.router import looks, sees_requests
+from windtunnel.core.router import asks_for_requests, looks
 from windtunnel.core.routing import between_caches, routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.stores.chunks import are_shared, require_taking, stores_in, use_of
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
-from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
+from windtunnel.policy.routing import ROUND_ROBIN, SCORED, RankBalancer, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
@@ -93,6 +94,8 @@ class Fleet:
     on_failure: str = "retry"
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
+    balancers: tuple[RankBalancer, ...] = ()
+    """Of each pool, what gives requests to the ranks of a replica; (): vLLM's, with one API server."""
     engines: tuple[int, ...] = ()
     """Virtual engines of a rank of each pool, each a lane; (): as its policy says."""
     roles: tuple[str, ...] = ()
@@ -240,17 +243,12 @@ def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | 
     """
     course = np.zeros(NUM_COURSE, dtype=np.int64)
     course[CLOSED], course[TOLD], course[LAST] = closed, closed if told is None else told, len(state.groups)
-    course[SEES] = any(_plain(sees_requests)(router) for router in routers)
+    course[SEES] = asks_for_requests(state, routers)
     course[ALL], course[ENDS] = SCORED in routers, 1
-    course[LOOKED] = any(_plain(looks)(state, router) for router in routers)
+    course[LOOKED] = any(looks(state, router) for router in routers)
     order = order_of(state.groups)
     order.in_step[0] = course[LOOKED] or course[ALL]
     return order, course
-
-
-def _plain(part: Any) -> Callable[..., bool]:
-    """What was written: a compiled part has nothing that Python could call."""
-    return getattr(part, "py_func", part)
 
 
 def arrivals_of(demand: Demand) -> Integers:
@@ -280,6 +278,9 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
+    for pool, balancer in zip(pools, fleet.balancers or (RankBalancer(),) * len(pools), strict=True):
+        pool["servers"] = min(balancer.servers, MOST_SERVERS)
+        pool["counts_in_flight"] = balancer.counts_in_flight
     groups, lanes, replicas = _layout(fleet, fields_of(fleet.policies, "LANE_FIELDS"))
     requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)

@@ -34,7 +34,10 @@ refused by the scheduler later; SWAPPED: its blocks are on the host;
 ROUTED_AHEAD: its replica is chosen, and waits for KV from another one; AGAIN: it is sent to another replica than
 before; AT_DOOR: it waits until there is one. What a running request does, its seat says."""
 
-Fields = list[tuple[str, type[np.generic]]]
+Fields = list[tuple[str, type[np.generic]] | tuple[str, type[np.generic], tuple[int]]]
+
+MOST_SERVERS = 64
+"""API servers of a replica that are told apart; more are taken for so many."""
 
 
 def _integers(*names: str) -> Fields:
@@ -44,6 +47,7 @@ def _integers(*names: str) -> Fields:
 POOL: Fields = [
     *_integers("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"),
     *_integers("async_scheduling"),
+    *_integers("servers", "counts_in_flight"),  # policy.routing.RankBalancer
     *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.disaggregation alone
     # first entry of each table in the flat array of floats
     *_integers("decode_tokens", "mixed_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention"),
@@ -109,6 +113,7 @@ LANE: Fields = [
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
         "seen_running",
+        "told",  # requests that were sent here since
         # requests that come from other lanes (core.disaggregation)
         "watches",  # equal steps end at ``until`` in any case
         "coming",  # requests that wait for memory here, are on their way, or wait for a seat
@@ -117,6 +122,10 @@ LANE: Fields = [
         *("asking_head", "asking_tail"),  # requests without memory, linked by next
         *("ready_head", "ready_tail"),  # those whose KV is here
     ),
+    ("seen_usage", np.float64),  # share of its blocks that the balancer last saw in use
+    # by API server: requests sent here since the balancer last looked, those that have not ended
+    *(("sent", np.int32, (MOST_SERVERS,)), ("in_flight", np.int32, (MOST_SERVERS,))),
+    ("rotation", np.int32, (MOST_SERVERS,)),  # of a replica's first: requests that the server has given to its ranks
 ]
 
 REQUEST: Fields = [
@@ -138,6 +147,7 @@ REQUEST: Fields = [
         )
     ),
     ("state", np.int8),
+    ("server", np.int8),  # the API server that took it in
     ("overruns", np.int8),  # stops before its declared limit: scheduled once too often
     ("holds", np.int8),  # its blocks stay when it leaves, until another lane has what is in them (core.disaggregation)
 ]

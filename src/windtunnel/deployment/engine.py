@@ -6,6 +6,7 @@ from typing import Any
 
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
+from windtunnel.policy.routing import RankBalancer
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -160,8 +161,10 @@ class Engine:
     """Steps of decodes from one look at new requests to the next (SGLang's flag of that name)."""
     stream_interval: int = 1
     """Tokens of a streamed event, after the first token."""
-    api_server_count: int = 1
-    """Processes that take requests in and tokenise, in addition to the engine's; the client's clock sees them."""
+    api_server_count: int | None = None
+    """Processes that take requests in and tokenise, in addition to the engine's; the client's clock sees them. Those of
+    vLLM choose the data-parallel rank, each without knowing what the others send. None: one, or in vLLM from 0.15 on
+    as many as ranks."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 
@@ -212,8 +215,9 @@ class Engine:
 
     def _check_around(self) -> None:
         """What is around the scheduler: graphs, states, windows, and the front end."""
-        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
+        for name in ("scheduler_recv_interval", "stream_interval"):
             self._require_integer(name, 1)
+        self._require_integer("api_server_count", 1, optional=True)
         for name, value, known in (
             ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
@@ -268,6 +272,18 @@ class Engine:
         """Every setting, for JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @property
+    def api_servers(self) -> int:
+        """Processes that take requests in."""
+        ranks = self.data_parallel_size if preset(self.preset).server_per_rank else 1
+        return self.api_server_count or ranks
+
+    @property
+    def balancer(self) -> RankBalancer:
+        """What gives requests to its data-parallel ranks. Engines other than vLLM decide in one process."""
+        servers = self.api_servers if self.backend == "vllm" else 1
+        return RankBalancer(servers, preset(self.preset).counts_in_flight)
 
     def resolved(self, name: str) -> int:
         """A whole number that ``resolve_engine`` has filled in, such as ``max_num_batched_tokens``."""

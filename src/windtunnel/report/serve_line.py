@@ -39,7 +39,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "mamba_ssm_cache_dtype": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
-    "api_server_count": (1,),
+    "api_server_count": (None,),
     "max_loras": (0,),
     "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
@@ -53,7 +53,7 @@ OF_FRONT = {
     "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
-    "api_server_count": 1,
+    "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
@@ -359,7 +359,7 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     """Lines of YAML for what is around the engine, and for what experts return."""
     if (interval := engine.get("stream_interval") or 1) > 1:
         yield f"stream_interval: {interval}"
-    if (servers := engine.get("api_server_count") or 1) > 1:
+    if servers := engine.get("api_server_count"):
         yield f"num_postprocess_workers: {servers}"
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"

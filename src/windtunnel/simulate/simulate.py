@@ -233,6 +233,7 @@ def fleet_of(
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
         lockstep=tuple(pool.lockstep for pool in pools),
         roles=tuple(pool.role for pool in pools),
+        balancers=tuple(pool.engine.balancer for pool in pools),
         tiers=_tiers(pools, budgets, policies),
         route_score=router.route_score,
         routing=router.routing.with_kv(token_bytes) if router.routing else None,
@@ -276,7 +277,7 @@ def _asked(
     reserved = deployment.handover.reserved_decode_tokens
     if not client:
         return *demand_of(workload, fleet, reserved), np.zeros(0)
-    delays = client.delays(workload, deployment.pools[0].engine.api_server_count)
+    delays = client.delays(workload, deployment.pools[0].engine.api_servers)
     demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
