@@ -90,7 +90,7 @@ class Summary:
     def __repr__(self) -> str:
         latencies = ", ".join(f"{name} {1e3 * self.latencies[name].mean:.4g} ms" for name in ("ttft", "tpot", "e2el"))
         rates = f"{self.request_throughput:.4g} requests/s, {self.output_throughput:.4g} output tokens/s"
-        good = f", attainment {self.attainment:.1%}" if math.isfinite(self.attainment) else ""
+        good = f", attainment {100 * self.attainment:.1f} %" if math.isfinite(self.attainment) else ""
         return f"Summary({self.finished:,} of {self.total:,} finished; mean {latencies}; {rates}{good})"
 
     def _repr_html_(self) -> str:
@@ -396,8 +396,8 @@ def _modelled(shares: Mapping[str, float]) -> list[str]:
     if not shares["modelled"] > MOSTLY_MODELLED:
         return []
     return [
-        f"{shares['modelled']:.0%} of step time is estimated, not measured: there is no kernel data for it (windtunnel "
-        "explain shows the operators)"
+        f"{100 * shares['modelled']:.0f} % of step time is estimated, not measured: there is no kernel data for it "
+        "(windtunnel explain shows the operators)"
     ]
 
 

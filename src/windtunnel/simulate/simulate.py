@@ -19,8 +19,9 @@ from windtunnel.core.texts.kinds import computed_again, reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
-from windtunnel.perf.batch_times import Times
+from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated, draft_share
@@ -91,7 +92,7 @@ def simulate(
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
     named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
-    times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
+    times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
@@ -117,6 +118,17 @@ def simulate(
         handovers=handovers_of(requests, record, fleet) if isinstance(record, handover.Handed) else None,
     )
     return run if workload.measured is None else within(run, workload.measured)
+
+
+def with_own_ends(overheads: Overheads, table: Tabulated, policy: Settings) -> Times:
+    """The batch times of a pool, of a pipeline with the user's rule for its stages. Raises InputError where there are
+    none."""
+    times, end = overheads.applied(table.pipeline or table.times), getattr(policy, "stage_end", None)
+    if end is None:
+        return times
+    if not isinstance(times, StageTimes):
+        raise InputError("stage_end: is asked of the stages of a pipeline: use pipeline_parallel_size > 1")
+    return replace(times, end=end)
 
 
 def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
