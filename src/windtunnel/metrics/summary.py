@@ -164,8 +164,7 @@ def summary(
         prefix_cache_hit_rate=_hit_rate(requests, admitted),
         prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
         cached_tokens=int(requests.cached_tokens[admitted].sum()),
-        reuse=dict(run.manifest.get("reuse", {})),
-        computed_again=int(run.manifest.get("computed_again", 0)),
+        **_reuse(run),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -333,6 +332,11 @@ def _store_rates(run: Run) -> dict[str, float]:
     for use in run.manifest.get("stores", ()):
         found[use["name"]] = found.get(use["name"], 0.0) + (use["found"] / tokens if tokens else NAN)
     return found
+
+
+def _reuse(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    return {"reuse": dict(manifest.get("reuse", {})), "computed_again": int(manifest.get("computed_again", 0))}
 
 
 def _lives(run: Run) -> dict[str, Any]:
