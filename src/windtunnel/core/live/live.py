@@ -8,7 +8,7 @@ time that ``advance`` was given is final, but for the steps of a replica that fa
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,15 @@ class Arrival:
     """Whose request it is, for a router that keeps sessions together; empty: nobody's."""
 
 
+class Account(NamedTuple):
+    """What is known of a request."""
+
+    scheduled: float
+    """When its prompt was first computed; NaN before that."""
+    cached_tokens: int
+    preemptions: int
+
+
 class Live(Service):
     """A fleet that takes requests as they come; times never run backwards."""
 
@@ -88,31 +97,31 @@ class Live(Service):
         named, 0 without any. An autoscaler that looks ahead sees that nothing comes.
         """
         self.size = hash_block_size
-        self._fixed = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
-        slots = MOST if self._fixed else slots
-        super().__init__(fleet, nobody(slots, self.size), router, stream.random(DRAWN), jumps=False)
-        self.now = 0.0
+        in_python = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+        slots, self._fixed = MOST if in_python else slots, self.fixed or in_python
         self._stream, self._drawn = stream, DRAWN
+        self._lay_out(fleet, slots, router)
+        self.now = 0.0
         self.arrivals, self.course[CAME] = np.zeros(1, dtype=np.int64), 1
         self._loop = Settled(loop)
         self._template: tuple[Any, ...] = self.state.requests[0].item()
-        known = self.state.requests.dtype.names
-        self._priorities = [name for name in ("key", "priority") if name in known]
-        self._limits = [name for name in ("max_tokens", "declared") if name in known]
-        self._numbers = [name for name in ("id", "name") if name in known]
+        names = self.state.requests.dtype.names
+        self._priorities = [name for name in ("key", "priority") if name in names]
+        self._limits = [name for name in ("max_tokens", "declared") if name in names]
+        self._numbers = [name for name in ("id", "name") if name in names]
         width = max(4096, 8 * self.state.seats.shape[2] * len(self.state.lanes))
         self.told = Told(
             rows=attributes(np.zeros(width, dtype=TOKENS)),
             count=np.zeros(1, dtype=np.int64),
-            given=np.zeros(slots, dtype=np.int64),
-            lands=np.array([policy.counts_tokens_late for policy in fleet.policies], dtype=np.int64),
+            given=np.zeros(len(self.state.requests), dtype=np.int64),
+            lands=np.array([policy.counts_tokens_late for policy in self.fleet.policies], dtype=np.int64),
             ends=np.zeros(len(self.state.rows)),
         )
         self.withdrawn: list[tuple[int, float]] = []
         """(Request, time): its replica failed then, so tokens told for later do not come. Whoever was told of
         them must hear of it before what ``advance`` returns."""
         self._changes = bool(fleet.failures) or any(fleet.scaling)
-        self._contents = Contents(self.state, fleet, self.size) if self.size else None
+        self._contents = Contents(self.faces_clients, self.fleet, self.size) if self.size else None
         self._free, self._left = deque(range(slots)), list[int]()
         self._gone_at = np.zeros(slots)
         """When who is in each slot has left, or will."""
@@ -120,8 +129,21 @@ class Live(Service):
         self._last_arrival, self._number = -inf, 0
         self._sessions: dict[str, int] = {}
         """The slot of the latest request of each session, the longest unused first."""
-        self._blank_route = None if self.state.routing is None else self.state.routing.requests[0].item()
+        known = self.faces_clients.routing
+        self._blank_route = None if known is None else known.requests[0].item()
         self._came: list[float] = []
+
+    fixed = False
+    """Whether requests stay in their places, so that there is room for MOST of them."""
+
+    def _lay_out(self, fleet: Fleet, slots: int, router: int) -> None:
+        """The fleet before any request."""
+        super().__init__(fleet, nobody(slots, self.size), router, self._stream.random(DRAWN), jumps=False)
+
+    @property
+    def faces_clients(self) -> State:
+        """The state as the router of new requests sees it."""
+        return self.state
 
     # Requests come and go.
 
@@ -134,9 +156,7 @@ class Live(Service):
         self.now = time
         r = self._slot()
         self._write(r, request, time)
-        if self.state.counters[ROUTED] >= self._drawn:
-            self.state.uniforms[:] = self._stream.random(DRAWN)
-            self._drawn += DRAWN
+        self._draw()
         if self._changes:
             self._came.append(time)
         self.arrivals[0], self.course[CAME] = r, 0
@@ -147,8 +167,28 @@ class Live(Service):
             self._say(time, r, FAILED)
         return r, time, self._rows()
 
+    def _draw(self) -> None:
+        """The random router has numbers left."""
+        if self.state.counters[ROUTED] >= self._drawn:
+            self.state.uniforms[:] = self._stream.random(DRAWN)
+            self._drawn += DRAWN
+
     def _write(self, r: int, request: Arrival, time: float) -> None:
         """A slot has a request."""
+        self._fill(r, request, time)
+        self._number += 1
+        if self.state.routing is not None:
+            self._write_for_router(r, request.session)
+        if self._contents:
+            lengths = request.prompt_tokens, request.output_tokens
+            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
+        if self._changes:
+            self.blank.requests[r] = self.state.requests[r]
+            self.place.pop(r, None)
+            self.retried.pop(r, None)
+
+    def _fill(self, r: int, request: Arrival, time: float) -> None:
+        """A row of the requests is new."""
         requests = self.state.requests
         requests[r] = self._template
         row = requests[r]
@@ -161,26 +201,21 @@ class Live(Service):
         ):
             for name in names:
                 row[name] = value
-        self._number += 1
         self.told.given[r] = 0
         if self._fixed:
             renew(self.state, r)
-        if self.state.routing is not None:
-            self._write_for_router(r, request.session)
-        if self._contents:
-            lengths = request.prompt_tokens, request.output_tokens
-            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
-        if self._changes:
-            self.blank.requests[r] = requests[r]
-            self.place.pop(r, None)
-            self.retried.pop(r, None)
 
     def _write_for_router(self, r: int, session: str) -> None:
         """The router has not seen who is in a slot."""
         known = self.state.routing.requests
         known[r] = self._blank_route
+        known["before"][r] = self._sessions.get(session, NONE)
+        self._remember(session, r)
+
+    def _remember(self, session: str, r: int) -> None:
+        """The latest request of a session is in this slot."""
         if session:
-            known["before"][r] = self._sessions.pop(session, NONE)
+            self._sessions.pop(session, None)
             self._sessions[session] = r
             if len(self._sessions) > SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
@@ -199,10 +234,14 @@ class Live(Service):
             return self.told.rows[:0]
         raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing))
         check(self.state, ("check",))
-        rows = np.concatenate(parts)
+        rows = self._as_told(np.concatenate(parts))
         gone = rows["gone"] != STAYS
         self._gone_at[rows["slot"][gone]] = rows["time"][gone]
         return rows[np.argsort(rows["time"], kind="stable")]
+
+    def _as_told(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """What clients are told, of what was written down."""
+        return rows
 
     def _take_rows(self) -> int:
         count = int(self.told.count[0])
@@ -232,6 +271,23 @@ class Live(Service):
     def certain(self) -> float:
         """Until when no replica fails: tokens of later steps may be withdrawn."""
         return self.events[0][0] if self.events else inf
+
+    # What is known of a request.
+
+    def account(self, r: int) -> Account:
+        """Of a request in a slot, by now."""
+        row = self.state.requests[r]
+        return Account(float(row["scheduled"]), int(row["cached_tokens"]), int(row["preemptions"]))
+
+    def lane_of(self, r: int) -> int:
+        """The lane that a request was sent to; below 0 before that."""
+        return int(self.state.requests["lane"][r])
+
+    def why_failed(self, r: int) -> str:
+        """Why nobody computes the rest of a request that FAILED."""
+        if self.state.requests["state"][r] == REFUSED:
+            return "the router rejects the request"
+        return "the replica that served it has failed"
 
     # Requests that end early.
 
@@ -312,7 +368,7 @@ class Live(Service):
         """A slot for a new request."""
         if not self._free:
             self._sweep()
-            if 4 * len(self._free) < len(self.told.given):
+            if 4 * len(self._free) < len(self._gone_at):
                 self._grow()
         return self._free.popleft()
 
@@ -321,16 +377,22 @@ class Live(Service):
         if not self._left:
             return
         left, latest = np.array(self._left), np.array([*self._sessions.values()], dtype=np.int64)
-        names = np.append(named(self.state, self.fleet, self.now), latest)
+        names = np.append(self._named(), latest)
         kept = np.isin(left, names) | (self._gone_at[left] > self.now)
         self._free.extend(left[~kept].tolist())
         self._left = left[kept].tolist()
 
+    def _named(self) -> Integers:
+        """Requests that something names by now."""
+        return named(self.state, self.fleet, self.now)
+
     def _grow(self) -> None:
         """Twice as many slots."""
-        before, numbers = len(self.told.given), self.state.uniforms
+        before, numbers = len(self._gone_at), self.state.uniforms
         if self._fixed:
-            raise InputError(f"{before} requests at once: with a scheduler in Python there is room for no more")
+            if self._free:
+                return
+            raise InputError(f"{before} requests at once: here there is room for no more")
         small, large = (
             new_state(self.fleet, nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
         )
