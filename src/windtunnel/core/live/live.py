@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import Settled, entry
+from windtunnel.core.compiled import Settled
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Fleet, Integers, new_state, with_room
 from windtunnel.core.fleet.service import Service
@@ -35,7 +35,7 @@ from windtunnel.core.records import (
     State,
     attributes,
 )
-from windtunnel.core.seats import EMPTY, ENDS, WHO, ends_at
+from windtunnel.core.seats import EMPTY, ENDS, SOONEST, WHO
 from windtunnel.errors import InputError
 from windtunnel.policy import UserScheduler
 
@@ -56,12 +56,6 @@ class Stream(Protocol):
 
     def random(self, size: int) -> NDArray[np.float64]:
         """The next numbers."""
-
-
-@entry
-def end_at(state: State, i: int, seat: int, ends: int) -> None:
-    """The decode in a seat of lane ``i`` ends at clock ``ends``, which lies ahead."""
-    ends_at(state.lanes[i], state.seats[i], seat, ends)
 
 
 @dataclass(frozen=True)
@@ -337,9 +331,9 @@ class Live(Service):
 
     def _shorten(self, request: NDArray[Any], i: int, table: int, seat: int) -> None:
         """Let a decode end with the next step that is decided."""
-        lands, lane, seats = self._lands_in(i), self.state.lanes[i], self.state.seats[table]
+        lands, batch, seats = self._lands_in(i), self._batch_of(i, table), self.state.seats[table]
         stages = 1 if lands else self.fleet.policies[self._pool_of(i)].turns
-        clock, ends = int(lane["clock"]), int(seats[ENDS, seat])
+        clock, ends = int(batch["clock"]), int(seats[ENDS, seat])
         soonest = clock + 2 if lands else clock + (ends - 1 - clock) % stages + 1
         spared = (ends - soonest) // stages
         if spared <= 0:
@@ -351,7 +345,20 @@ class Live(Service):
 
             seats[BEYOND, seat] += spared
             request["ends"] -= spared
-        end_at(self.state, table, seat, soonest)
+        seats[ENDS, seat] = soonest
+        seats[SOONEST, seat // 32] = min(int(seats[SOONEST, seat // 32]), soonest)
+        batch["next_end"] = min(int(batch["next_end"]), soonest)
+
+    def _batch_of(self, i: int, table: int) -> Any:
+        """What knows the clock of a table of seats: the lane, or the micro-batch of SGLang whose turn it is not."""
+        lane = self.state.lanes[i]
+        if not self._lands_in(i) or self.fleet.policies[self._pool_of(i)].pipeline_parallel_size == 1:
+            return lane
+        if table == int(lane["table"]):
+            return lane
+        first = int(lane["first_slot"])
+        number = 0 if table == i else table - (len(self.state.lanes) + first - i) + 1
+        return self.blank.own_of(self.state, self._pool_of(i))[1].extra.turns.batches[first + number]
 
     def forget_caches(self) -> None:
         """Nothing is cached any more on any replica, and no router believes it: none of them may have requests."""
