@@ -1,6 +1,6 @@
 """Random cases for the comparison of the oracle with the compiled core, and what has to be equal."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
 from unittest.mock import patch
@@ -25,7 +25,7 @@ from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED, ROWS, State
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
-from windtunnel.policy.routing import Routing
+from windtunnel.policy.routing import RankBalancer, Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
@@ -84,6 +84,7 @@ class Case:
     hash_block_size: int
     routing: Routing | None = None
     images: tuple[Any, ...] | None = None
+    balancer: RankBalancer = field(default_factory=RankBalancer)
 
 
 @st.composite
@@ -171,6 +172,7 @@ def cases(draw: st.DrawFn) -> Case:
         priority=rng.integers(0, draw(st.sampled_from([1, 3, 100])), n),
         hash_ids=_contents(rng, prompt, hash_block_size, draw(st.sampled_from([0.0, 0.3, 0.9]))),
         hash_block_size=hash_block_size,
+        balancer=RankBalancer(draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans())),
     )
 
 
@@ -307,7 +309,7 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
 def fleet_of(case: Case) -> Fleet:
     """The replicas of a case, for the compiled core."""
     one = ((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
-    return Fleet(*one, routing=case.routing)
+    return Fleet(*one, routing=case.routing, balancers=(case.balancer,))
 
 
 def by_core(case: Case, jumps: bool = True) -> Record:
@@ -325,6 +327,8 @@ def balanced(state: State) -> None:
     pool_of_replica[groups["replica"]] = groups["pool"]
     assert (rows["used_blocks"] >= 0).all()
     assert (rows["used_blocks"] <= state.pools["num_blocks"][pool_of_replica[rows["replica"]]]).all()
+    if len(lanes) > 1 and not lanes["outstanding"].any():
+        assert not lanes["in_flight"].any()
     if not lanes["outstanding"].any() and not state.requests["holds"].any():
         assert (lanes["free"] == state.pools["num_blocks"][groups["pool"][lanes["group"]]]).all()
 
@@ -414,7 +418,7 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     router = router_of(fleet_of(case), demand_of(case), case.router, list(case.uniforms))
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
     clients = (list(case.think_time), case.max_concurrency, list(case.turnaround))
-    Loop(replicas, router, requests, follow, *clients).run()
+    Loop(replicas, router, requests, follow, *clients, case.balancer, list(case.uniforms)).run()
     return requests, replicas
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import host_memory  # type: ignore[import-not-found, unused-ignore]
 import stand_ins  # type: ignore[import-not-found, unused-ignore]
 
 ABSENT = (
@@ -221,6 +222,8 @@ def build(config: Json, longest: int) -> Any:
     add_memory(s, config, slots, longest)
     add_settings(s, config, slots)
     add_absent(s)
+    if tokens := config.get("hicache_tokens"):
+        host_memory.add_host_memory(s, tokens, config.get("hicache_write_policy", "write_through"))
     shared = ("token_to_kv_pool_allocator", "tree_cache", "hisparse_coordinator", "req_to_token_pool")
     more = ("decode_offload_manager", "metrics_reporter", "beam_coordinator", "model_config", "enable_overlap")
     s.results = engine("managers.scheduler_components.batch_result_processor").SchedulerBatchResultProcessor(

@@ -39,6 +39,14 @@ def workload(draw: random.Random) -> Json:
         config["declared_max_new_tokens"] = longest_output + draw.choice([0, 1, longest_output])
         config["max_total_tokens"] += 2 * longest_output
     config |= _rare(draw, not config["disable_radix_cache"])
+    if (
+        not config["disable_radix_cache"]
+        and config.get("radix_eviction_policy", "lru") == "lru"
+        and draw.random() < 0.5
+    ):
+        tokens = round(config["max_total_tokens"] * draw.choice([0.2, 1.0, 3.0])) // page * page
+        policies = ["write_through", "write_through_selective", "write_back"]
+        config |= {"hicache_tokens": tokens, "hicache_write_policy": draw.choice(policies)}
     return {"config": config | (_by_priority(draw) if priorities else {}), "requests": rows, "batch_time": {}}
 
 

@@ -94,7 +94,7 @@ def test_gaps_on_the_page(capsys: Capture, tmp_path: Path) -> None:
 
 def test_gaps(capsys: Capture) -> None:
     found = document(capsys, "run", MODEL, *LOAD, "--gap", "--no-bands")
-    assert set(found["gap"]) == {"proof", "makespan", "mean-e2el", "mean-ttft"}
+    assert set(found["gap"]) == {"proof", "makespan", "mean-e2el", "mean-ttft", "mean-tpot"}
     compared = document(capsys, "compare", MODEL, *LOAD, "--gap", "--seeds", "1", "--with", "max_num_seqs=1")
     gaps = [variant["intervals"]["gap.makespan.gap"]["mean"] for variant in compared["variants"]]
     assert gaps[0] == pytest.approx(found["gap"]["makespan"]["gap"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.presets import (
     MEMORY_SECOND_RUNNER,
     MEMORY_TORCH_SAMPLER,
@@ -14,6 +15,7 @@ from windtunnel.deployment.presets import (
     require_pipeline,
 )
 from windtunnel.errors import InputError
+from windtunnel.policy.routing import RankBalancer
 
 BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
     "vllm-0.33": {
@@ -24,6 +26,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "captures_max_num_seqs": True,
         "lacks": (),
         "pipelines": (True, False),
+        "server_per_rank": True,
+        "counts_in_flight": True,
     },
     "vllm-0.32": {
         "async_scheduling": True,
@@ -33,6 +37,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "captures_max_num_seqs": True,
         "lacks": (),
         "pipelines": (True, False),
+        "server_per_rank": True,
+        "counts_in_flight": True,
     },
     "vllm-0.22": {
         "async_scheduling": True,
@@ -41,12 +47,14 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "lacks": ("watermark",),
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.20": {
         "async_scheduling": True,
         "scheduler_reserve_full_isl": True,
         "gpu_memory_utilization": 0.9,
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.19": {
         "async_scheduling": True,
@@ -54,6 +62,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.17": {
         "async_scheduling": True,
@@ -61,12 +70,14 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.20",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.16": {
         "async_scheduling": True,
         "scheduler_reserve_full_isl": False,
         "gpu_memory_utilization": 0.9,
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.15": {
         "async_scheduling": True,
@@ -74,6 +85,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.16",
         "pipelines": (False,),
+        "server_per_rank": True,
     },
     "vllm-0.14": {
         "async_scheduling": True,
@@ -234,6 +246,8 @@ DEFAULTS: dict[str, Any] = {
     "pipelines": (),
     "turns_stages_synchronous": False,
     "before_v1": False,
+    "server_per_rank": False,
+    "counts_in_flight": False,
     "shares_memory": True,
 }
 
@@ -266,3 +280,21 @@ def test_pipelines_that_are_simulated() -> None:
                 require_pipeline(found, 2, asynchronous)
             alone = found.async_scheduling and not BESIDES_DEFAULTS[name].get("turns_stages_synchronous", False)
             assert ("use async_scheduling=False" in str(error.value)) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "servers", "counts"),
+    [
+        ("vllm-0.32", None, 4, True),
+        ("vllm-0.32", 1, 1, True),
+        ("vllm-0.15", None, 4, False),
+        ("vllm-0.14", None, 1, False),
+        ("vllm-0.14", 2, 2, False),
+        ("sglang-0.5", 8, 1, False),
+    ],
+)
+def test_ranks_are_balanced_by_as_many_api_servers_as_the_version_has(
+    name: str, given: int | None, servers: int, counts: bool
+) -> None:
+    engine = Engine(name, data_parallel_size=4, api_server_count=given)
+    assert engine.balancer == RankBalancer(servers, counts)

@@ -40,6 +40,13 @@ def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
         Store(**words)
 
 
+def test_a_store_may_be_one_text() -> None:
+    assert Store.of("tier=disk capacity=1e12 read=7e9 write=5e9") == Store("disk", 1e12, 7e9, 5e9)
+    for text, message in {"capacity=much": "capacity='much': ", "capacty=1": "did you mean 'capacity'"}.items():
+        with pytest.raises(InputError, match=message):
+            Store.of(text)
+
+
 def test_a_store_smaller_than_a_chunk_is_refused() -> None:
     small = Store(capacity=255.0 * TOKEN, chunk_tokens=256)
     with pytest.raises(InputError, match=r"is smaller than a chunk of 256 tokens, 37,748,736 bytes"):
@@ -67,7 +74,7 @@ def test_bandwidths_are_those_of_the_device_unless_given() -> None:
 
 def test_stores_need_a_scheduler_that_has_them() -> None:
     asked = Workload.from_columns(prompt_tokens=[64], output_tokens=[2])
-    for engine in ({"preset": "sglang-0.5"}, {"enable_prefix_caching": False}, {"scheduling_policy": "priority"}):
+    for engine in ({"preset": "trtllm-1.0"}, {"enable_prefix_caching": False}, {"scheduling_policy": "priority"}):
         with pytest.raises(InputError, match="stores: simulated with vLLM's v1 scheduler in one stage"):
             simulate(Deployment((pool(Store(capacity=1e12), **engine),)), asked)
 

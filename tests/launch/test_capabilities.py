@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment import Deployment, Engine, Pool, Store
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
@@ -19,9 +19,10 @@ from windtunnel.launch import Reading, read_line, read_source
 from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.database import find_systems
+from windtunnel.perf.database import Database, Measured, find_systems
 from windtunnel.perf.kernel import Efficiency
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
+from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
 from windtunnel.perf.tabulate.tables import axes
@@ -188,6 +189,45 @@ def test_contexts_in_parts_fit_as_many_times_and_are_read_as_much_faster() -> No
             pool(model, "b200", tensor_parallel_size=gpus, decode_context_parallel_size=2)
 
 
+@pytest.mark.parametrize(
+    ("store", "found"),
+    [
+        (None, 0),
+        (Store(ratio=3), 8192),
+        (Store(ratio=3, on_eviction=True), 8192),
+        (Store(ratio=3, write_after=1), 0),
+        (Store(capacity=2.5e9), 0),
+    ],
+)
+def test_prompts_come_back_from_host_memory_beside_the_layers(store: Store | None, found: int) -> None:
+    """Three prompts of 8,192 tokens in turn, memory for two: host memory has them the second time, unless it writes
+    what is entered twice, or holds two. 147,456 bytes a token take PCIe; 16 further tokens are computed (SGLang's
+    hicache_design: KV of a layer is loaded while the one before it is computed)."""
+    ids = [[100 * prompt + block for block in range(16)] for prompt in (1, 2, 3)] * 2
+    asked = Workload.from_columns(
+        arrival=[10.0 * k for k in range(6)],
+        prompt_tokens=[8208] * 6,
+        output_tokens=2,
+        hash_ids=ids,
+        hash_block_size=512,
+    )
+    engine: dict[str, Any] = {
+        "preset": "sglang-0.5",
+        "max_model_len": 16384,
+        "max_num_batched_tokens": 8208,
+        "block_size": 1,
+    }
+    one = replace(pool("Qwen/Qwen3-8B", num_gpu_blocks_override=20_000, **engine), stores=(store,) if store else ())
+    requests = simulate(Deployment((one,)), asked, perf="modelled").requests
+    assert requests.cached_tokens.tolist() == [0] * 3 + [found] * 3
+    first, again = (requests.first_token - requests.arrival)[[0, 3]]
+    if found == 0:
+        assert again == pytest.approx(first)
+        return
+    copied = found * one.model.kv_bytes_per_token("auto", 1) / one.device.pcie_bandwidth
+    assert copied < again < copied + 0.2 * first
+
+
 def test_adapters_take_memory_and_their_products_time() -> None:
     """Of Llama-2-7B all adapters of rank 64 are 159,907,840 numbers (as PEFT counts them for all linear layers); over 2
     GPUs what is whole on each stays. A token reads one, many tokens all of them, in 8 launches a layer."""
@@ -239,6 +279,25 @@ def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:
     assert least < longer < 1.5 * least
     with pytest.raises(InputError, match="only EAGLE-3 heads are simulated"):
         pool("Qwen/Qwen3-8B", **said | {"speculative_model": "someone/DFlash"}, num_speculative_tokens=1)
+
+
+def test_a_named_kernel_of_experts_takes_what_was_measured_of_it() -> None:
+    """TensorRT-LLM 1.3 on B200, 64 tokens of Qwen3-30B's experts in 4 bits: 0.162 ms by CUTLASS, 0.061 by the fastest
+    (moe_perf.parquet)."""
+    line = "trtllm-serve nvidia/Qwen3-30B-A3B-FP4 --moe_backend CUTLASS"
+    assert reading(line).settings["moe_backend"] == "cutlass"
+    (unknown,) = (word for word in reading(line.replace("CUTLASS", "CUTEDSL")).not_simulated if word.kernel)
+    assert "the fastest one that is known stands for it" in unknown.note
+    systems = find_systems()
+    assert systems is not None
+    known = Measured(Database(systems, "b200_sxm", "trtllm", "1.3.0rc20", "exact"), device("b200"))
+    one, few = np.full(1, 64.0), np.zeros(1)
+    fastest, named = (
+        Experts(2048, 768, 8, 128, dtype="nvfp4", backend=backend).measured(known, one, few)
+        for backend in ("", "cutlass")
+    )
+    assert fastest is not None and named is not None
+    assert (fastest.seconds[0], named.seconds[0]) == pytest.approx((0.061e-3, 0.162e-3), rel=0.05)
 
 
 def test_copies_of_experts_take_memory() -> None:

@@ -25,6 +25,7 @@ VLLM: list[tuple[str, dict[str, Any]]] = [
     ("--max-cudagraph-capture-size 16", {"cudagraph_capture_sizes": (1, 2, 4, 8, 16)}),
     ("-cc.cudagraph_mode=NONE", {"enforce_eager": True}),
     ("-O0", {"enforce_eager": True}),
+    ("-cc.pass_config.enable_sp=true -cc.pass_config.sp_min_token_num=512", {"sequence_parallel_min_tokens": 512}),
     ("""--compilation-config '{"cudagraph_capture_sizes": [4, 2]}'""", {"cudagraph_capture_sizes": (2, 4)}),
     ("--kv-cache-dtype fp8_e4m3 --block-size 64", {"kv_cache_dtype": "fp8_e4m3", "block_size": 64}),
     ("--kv-cache-memory-bytes 2359296000", {"num_gpu_blocks_override": 1000}),
@@ -107,8 +108,25 @@ def test_a_length_that_is_left_open_is_the_models() -> None:
 
 def test_what_is_kept_nowhere_has_no_effect() -> None:
     line = "sglang serve --model-path Qwen/Qwen3-8B --enable-hierarchical-cache --hicache-ratio 2"
-    assert flags(read(line), "not_simulated") == {"--enable-hierarchical-cache", "--hicache-ratio"}
-    assert flags(read(f"{line} --disable-radix-cache"), "not_simulated") == set()
+    reading = read(f"{line} --disable-radix-cache")
+    assert reading.stores == ()
+    assert flags(reading, "ignored") >= {"--enable-hierarchical-cache", "--hicache-ratio"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "store"),
+    [
+        ("", "ratio=2"),
+        ("--hicache-ratio 4", "ratio=4"),
+        ("--tp 4 --hicache-ratio 4 --hicache-size 62", "capacity=248000000000"),
+        ("--hicache-write-policy write_through_selective", "ratio=2 write_after=1"),
+        ("--hicache-write-policy write_back", "ratio=2 on_eviction=true"),
+    ],
+)
+def test_host_memory_of_sglang(flags: str, store: str) -> None:
+    """GB of each GPU, else as many times what that keeps, twice by default (server_args.py of 0.5)."""
+    line = f"sglang serve --model-path Qwen/Qwen3-8B --enable-hierarchical-cache {flags}"
+    assert read(line).stores == (f"tier=host {store}",)
 
 
 @pytest.mark.parametrize(("method", "simulated"), [("total_requests", True), ("total_tokens", False)])
@@ -234,3 +252,24 @@ def test_kernels_are_told_from_the_rest() -> None:
         "--cpu-offload-gb": False,
     }
     assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "VLLM_PP_LAYER_PARTITION=20,16 vllm serve Qwen/Qwen3-8B -pp 2",
+        "SGLANG_PP_LAYER_PARTITION=20,16 python -m sglang.launch_server --model-path Qwen/Qwen3-8B --pp-size 2",
+    ],
+)
+def test_own_cut_points(line: str) -> None:
+    reading = read(line)
+    assert reading.settings["pipeline_layers"] == (20, 16)
+    assert reading.not_simulated == ()
+    with pytest.raises(InputError, match="PARTITION=20/16: must be whole numbers with commas"):
+        read(line.replace("20,16", "20/16"))
+
+
+def test_sums_in_parts_need_a_number_of_tokens() -> None:
+    reading = read("vllm serve Qwen/Qwen3-8B -tp 2 -cc.pass_config.enable_sp=true")
+    assert "sequence_parallel_min_tokens" not in reading.settings
+    assert len(reading.not_simulated) == 1

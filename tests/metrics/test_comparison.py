@@ -112,6 +112,7 @@ def test_what_tables_show_in_which_units() -> None:
         "output_throughput": ("tokens/s", 1), "goodput": ("requests/s", 1), "cost_per_hour": ("$", 1),
         "cost_per_million_output_tokens": ("$/M tokens", 1), "preemptions": ("", 1), "utilisation.kv": ("%", 100),
         "gap.makespan.gap": ("%", 100), "gap.mean-e2el.gap": ("%", 100), "gap.mean-ttft.gap": ("%", 100),
+        "gap.mean-tpot.gap": ("%", 100),
     }  # fmt: skip
     assert {measure.name: (measure.unit, measure.scale) for measure in MEASURES} == shown
 

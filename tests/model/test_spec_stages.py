@@ -55,3 +55,10 @@ def test_stages_hold_the_model_once(name: str) -> None:
 def test_one_stage_is_the_model() -> None:
     model = load_model("Llama-3.1-8B")
     assert stages(model, 1) == (model,)
+
+
+def test_own_cut_points() -> None:
+    assert [len(list(part)) for part in stages(load_model("Llama-3.1-70B"), 3, (30, 30, 20))] == [30, 30, 20]
+    for own in ((30, 50), (30, 30, 21)):
+        with pytest.raises(InputError, match="must be pipeline_parallel_size=3 numbers that add up to the model's 80"):
+            layers_of_stages(80, 3, own)

@@ -40,6 +40,10 @@ def no_less_than_bounds(case: Any, requests: Any, output: Any) -> Bounds:
     assert finish.max() - arrival.min() >= found.makespan * ROUNDING
     assert (finish - arrival).mean() >= found.mean_e2el * ROUNDING
     assert (requests["first_token"][served] - arrival).mean() >= found.mean_ttft * ROUNDING
+    several, first = output[served] > 1, requests["first_token"][served]
+    if several.any():
+        tpot = (finish - first)[several] / (output[served] - 1)[several]
+        assert tpot.mean() >= found.mean_tpot * ROUNDING
     return found
 
 

@@ -1,6 +1,7 @@
 """Optimal schedules: two programs that know nothing of each other agree, and what they find is checked and replayed."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ OBJECTIVES = (
     MEAN_E2EL,
     MEAN_TTFT,
     Objective(makespan=1.0, mean_ttft=0.5),
+    Objective(makespan=1.0, mean_tpot=0.5),
+    Objective(mean_e2el=1.0, mean_ttft=0.25, mean_tpot=3.0),
     Objective(goodput=SLO(ttft=400.0, tpot=500.0)),
     Objective(goodput=SLO(e2el=900.0)),
 )
@@ -61,7 +64,9 @@ def small_problem(seed: int) -> Problem:
     cost = Cost(
         float(rng.integers(60, 200)), float(rng.integers(1, 8)), float(rng.integers(0, 8)), float(rng.integers(0, 2))
     )
-    return Problem.of(prompt, output, limits, cost, np.sort(rng.integers(0, 80, n)) * float(rng.integers(0, 2)))
+    problem = Problem.of(prompt, output, limits, cost, np.sort(rng.integers(0, 80, n)) * float(rng.integers(0, 2)))
+    most = int(rng.integers(prompt.max(), limits.max_num_batched_tokens + 1)) if seed % 3 == 0 else 0
+    return replace(problem, max_num_prefill_tokens=most)
 
 
 def proven(problem: Problem, built: Any) -> float:

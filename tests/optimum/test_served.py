@@ -28,7 +28,7 @@ def test_values_are_those_of_the_run(run: Run) -> None:
     assert found["mean-e2el"]["value"] == pytest.approx(document["e2el"]["mean"], rel=1e-12)
     assert found["mean-ttft"]["value"] == pytest.approx(document["ttft"]["mean"], rel=1e-12)
     assert found["makespan"]["value"] == run.requests.finish.max() - run.requests.arrival.min()
-    for objective in ("makespan", "mean-e2el", "mean-ttft"):
+    for objective in ("makespan", "mean-e2el", "mean-ttft", "mean-tpot"):
         each = found[objective]
         assert 0 < each["bound"] <= each["value"]
         assert each["gap"] == pytest.approx(1 - each["bound"] / each["value"])

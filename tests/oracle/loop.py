@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from math import floor, inf
+from typing import Any
 
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.sessions import Sessions
 from oracle.vllm_v1.request import Request
+from windtunnel.policy.routing import RankBalancer
 
 BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
     range(12)
@@ -39,10 +41,18 @@ class Replica:
 
 @dataclass
 class Balancer:
-    """What vLLM's data-parallel coordinator knows of each rank: [waiting, running] at its last look."""
+    """What vLLM's data-parallel coordinator knows of each rank: [waiting, running] at its last look, and the requests
+    sent there since, of all API servers; and what each of these does with it."""
 
     replicas: list[Replica]
+    rules: RankBalancer = field(default_factory=RankBalancer)
     counts: list[list[list[int]]] = field(default_factory=list)
+    usage: list[list[float]] = field(default_factory=list)
+    """Share of the blocks of each rank in use at the last look."""
+    sent: list[list[list[int]]] = field(default_factory=list)
+    """Requests that each API server has sent to each rank since."""
+    rotation: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(Replica, API server) → requests that it has given to its ranks."""
     last_look: float = -1.0
     next_look: float = -1.0
     """Nothing is to be looked at before."""
@@ -52,7 +62,11 @@ class Balancer:
 
     def forget(self, replica: int) -> None:
         """It is another one now, and has nothing."""
-        self.counts[replica] = [[0, 0] for _ in self.replicas[replica].ranks]
+        ranks = self.replicas[replica].ranks
+        self.counts[replica], self.usage[replica] = [[0, 0] for _ in ranks], [0.0 for _ in ranks]
+        self.sent[replica] = [[0] * self.rules.servers for _ in ranks]
+        for server in range(self.rules.servers):
+            self.rotation.pop((replica, server), None)
 
     def look(self) -> None:
         """Take the counts of all ranks as they are now."""
@@ -63,6 +77,8 @@ class Balancer:
             ]
             for replica in self.replicas
         ]
+        self.sent = [[[0] * self.rules.servers for _ in replica.ranks] for replica in self.replicas]
+        self.usage = [[share_in_use(group.schedulers[i]) for group, i in replica.ranks] for replica in self.replicas]
 
     def before_event(self, time: float, kind: int) -> None:
         """Nothing has changed since the last event: look if a multiple of the interval has passed."""
@@ -78,9 +94,42 @@ class Balancer:
             self.last_look, self.next_look = k * PUBLISH_INTERVAL, (k + 1) * PUBLISH_INTERVAL
 
     def score(self, replica: int, rank: int) -> int:
-        """vLLM's score of a rank; the lowest gets the request."""
+        """The score of a rank for a router that sees all that is sent; the lowest gets the request."""
         waiting, running = self.counts[replica][rank]
         return 4 * waiting + running
+
+    def choose(self, replica: int, request: Request) -> int:
+        """The rank that the request's API server gives it to."""
+        ranks, server = range(len(self.replicas[replica].ranks)), request.server
+        turns = self.rotation.get((replica, server), 0)
+        self.rotation[replica, server] = turns + 1
+        begin = len(ranks) * server // self.rules.servers + (turns if self.rules.counts_in_flight else 0)
+        scores = {rank: self._score(replica, rank, server) for rank in ranks}
+        return min(ranks, key=lambda rank: (scores[rank], (rank - begin) % len(ranks)))
+
+    def tell(self, replica: int, rank: int, request: Request) -> None:
+        """A request goes there."""
+        self.counts[replica][rank][0] += 1
+        self.sent[replica][rank][request.server] += 1
+
+    def _score(self, replica: int, rank: int, server: int) -> float:
+        known, running = self.counts[replica][rank]
+        own = self.sent[replica][rank]
+        waiting = known - sum(own) + self.rules.servers * own[server]
+        if not self.rules.counts_in_flight:
+            return 4 * waiting + running
+        group, i = self.replicas[replica].ranks[rank]
+        scheduler: Any = group.schedulers[i]
+        there = [one for one in [*scheduler.waiting, *scheduler.running] if one.server == server]
+        short = max(0.0, self.usage[replica][rank] - 0.5)
+        return max(self.rules.servers * len(there), waiting + running) + 6.0 * waiting * short
+
+
+def share_in_use(scheduler: Any) -> float:
+    """Share of its blocks that requests hold; 0 where nobody asks."""
+    if not hasattr(scheduler, "used_blocks"):
+        return 0.0
+    return float(scheduler.used_blocks / scheduler.limits.num_blocks)
 
 
 Router = Callable[[list[Replica], Sequence[int], Balancer, int, Request], int]
@@ -131,9 +180,15 @@ def vllm_dp(replicas: list[Replica], there: Sequence[int], balancer: Balancer, _
 class Stage:
     """Replicas among which a router chooses."""
 
-    def __init__(self, replicas: list[Replica], router: Router) -> None:
-        self.replicas, self.router = replicas, router
-        self.balancer = Balancer(replicas)
+    def __init__(
+        self,
+        replicas: list[Replica],
+        router: Router,
+        rules: RankBalancer | None = None,
+        uniforms: Sequence[float] = (0.0,),
+    ) -> None:
+        self.replicas, self.router, self.uniforms = replicas, router, list(uniforms)
+        self.balancer = Balancer(replicas, rules or RankBalancer())
         if router is not vllm_dp and all(len(replica.ranks) == 1 for replica in replicas):
             self.balancer.next_look = inf  # nobody asks
         self.routed = 0
@@ -149,12 +204,14 @@ class Stage:
         """The replica for a request, its group, and the rank there."""
         there = range(len(self.replicas)) if self.open is None else self.open
         j = self.router(self.replicas, there, self.balancer, self.routed, request)
+        digits = drawn(self.uniforms, self.routed) * 2**20
+        request.server = int((digits - floor(digits)) * self.balancer.rules.servers)
         self.routed += 1
         if request.refused:
             return j, self.replicas[j].groups[0], 0
         ranks = self.replicas[j].ranks
-        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i)) if len(ranks) > 1 else 0
-        self.balancer.counts[j][best][0] += 1
+        best = self.balancer.choose(j, request) if len(ranks) > 1 else 0
+        self.balancer.tell(j, best, request)
         return j, *ranks[best]
 
 
@@ -176,8 +233,10 @@ class Loop:
         think_time: list[float] | None = None,
         max_concurrency: int = 0,
         turnaround: list[float] | None = None,
+        rules: RankBalancer | None = None,
+        uniforms: Sequence[float] = (0.0,),
     ) -> None:
-        self.stages = [Stage(replicas, router)]
+        self.stages = [Stage(replicas, router, rules, uniforms)]
         self.requests = requests
         self.groups = [group for replica in replicas for group in replica.groups]
         self.sessions = follow if isinstance(follow, Sessions) else Sessions.chains(follow or {})

@@ -210,7 +210,7 @@ def test_bounds_are_found_for_every_question_from_tables_read_once(monkeypatch: 
             raise InputError("no room")
         return "tables"
 
-    monkeypatch.setattr(elimination, "tables_for", tables)
+    monkeypatch.setattr(elimination, "tables_to_bound", tables)
     one, two = small_space().enumerate().candidates[:2]
     routed = replace(one, index=99, deployment=replace(one.deployment, router="least_outstanding"))
     names = {one.deployment.pools: "pools", two.deployment.pools: "others"}

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from plan.planning import chat, question, small_space
 from windtunnel.deployment import SLO, parse_slo
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import PARTS
 from windtunnel.plan import trial as trials
+from windtunnel.plan.doubt import slowed
 from windtunnel.plan.outcome import measure
 from windtunnel.plan.trial import (
     beginning,
@@ -21,6 +24,7 @@ from windtunnel.plan.trial import (
     is_lost,
     missed,
     tables_of,
+    tables_to_bound,
     trial,
     trial_key,
     whole_run,
@@ -210,3 +214,23 @@ def test_code_is_known_by_all_that_results_depend_on(monkeypatch: pytest.MonkeyP
         assert (trials.code_digest.__wrapped__() != before) is changes, name
         (package / name).write_text("one")
     assert trials.code_digest.__wrapped__() == before
+
+
+def test_tables_to_bound_are_those_of_trials_and_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools that differ in limits, layout or cache ask one predictor, and get what each would get from its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = question(confidence=0.9)
+    more = (
+        {"max_num_seqs": 16},
+        {"kv_cache_dtype": "fp8"},
+        {"tensor_parallel_size": 2},
+        {"max_num_batched_tokens": 256},
+    )
+    for changed in ({}, *more, {}):
+        deployment = small_space().deployment(SETTINGS | changed)
+        (bounding,) = tables_to_bound(asked, deployment)
+        assert not list(tmp_path.rglob("*.npz"))
+        trials._kept.clear()
+        (own,) = slowed(deployment, [tabulate(pool, "modelled") for pool in deployment.pools], asked)
+        for part in (*PARTS, "host_overlapped", "host_serial"):
+            assert np.array_equal(getattr(bounding.times, part), getattr(own.times, part)), part

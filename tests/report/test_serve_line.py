@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.deployment import HANDOVERS, Deployment, Engine, Handover, Pool
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Handover, Pool, Store
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
@@ -37,6 +38,7 @@ VLLM = {
     "kv-cache-dtype": "bfloat16|float16|fp8|fp8_e4m3|fp8_e5m2",
     "quantization": TEXT,
     "num-gpu-blocks-override": INTEGER,
+    "kv-offloading-size": NUMBER,
     "long-prefill-token-threshold": INTEGER,
     "prefill-schedule-interval": INTEGER,
     "watermark": NUMBER,
@@ -211,6 +213,13 @@ def test_vllm() -> None:
     drafts = flags_of(serve_line({"engine": {"num_speculative_tokens": 2, "scheduler_reserve_full_isl": False}}))
     assert drafts["--speculative-config"] == '{"method": "mtp", "num_speculative_tokens": 2}'
     assert "--no-scheduler-reserve-full-isl" in drafts
+
+
+def test_vllm_is_told_of_host_memory_behind_its_cache() -> None:
+    host = Pool(load_model("Qwen/Qwen3-8B"), device("h100"), stores=(Store(capacity=2.0**40),)).spec()
+    assert flags_of(serve_line(host))["--kv-offloading-size"] == "1024"
+    slow = replace(Store(capacity=2.0**40), chunk_tokens=256)  # for LMCache, which has a file of its own
+    assert "kv-offloading" not in serve_line(host | {"stores": [slow.spec()]})
 
 
 def test_sglang_counts_what_its_ranks_share_together() -> None:

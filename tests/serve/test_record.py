@@ -109,7 +109,7 @@ def test_an_agent_has_the_hits_of_a_run_of_the_record(settings: dict[str, Any], 
     load = load_trace(path)
     rows = simulate(served, load, tables=tables(served)).requests
     assert sorted(zip(rows.prompt_tokens.tolist(), rows.cached_tokens.tolist(), strict=True)) == sorted(found)
-    assert len(load) == 15 and load.after is not None and len(load.after[1]) == 12  # all but the first calls
+    assert len(load) == 15 and load.after is not None and len(load.after[1]) == 15  # of a join two
 
 
 def test_an_answer_is_found_where_it_was_computed() -> None:

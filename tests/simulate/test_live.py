@@ -79,7 +79,7 @@ def test_clients_that_leave_and_caches_that_are_forgotten() -> None:
     assert {slot: int(rows["tokens"][rows["slot"] == slot].max()) for slot in slots} == tokens
     assert engine.at_rest
     assert (engine.state.lanes["outstanding"] == 0).all()
-    engine.forget_caches()
+    engine.forget_caches(60.0)
     again = live(pools("vllm-0.33"), perf="modelled").engine
     times = [
         one.arrive(Arrival(length, 3, 3), 70.0)[1] or one.advance(80.0)["time"].tolist() for one in (engine, again)

@@ -9,6 +9,7 @@ import handmade
 import numpy as np
 import pytest
 
+import windtunnel
 from windtunnel.errors import InputError
 from windtunnel.metrics import summary, window_of
 from windtunnel.scenario import Load, Scenario, Server
@@ -90,10 +91,35 @@ def test_the_window_of_a_replay_is_measured(tmp_path: Path) -> None:
     assert found.prefix_cache_hit_rate > 0.5
 
 
+@pytest.mark.plain_python
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"prefill": "replicas=1", "decode": "replicas=1"},
+        {"replicas": 2, "autoscale": "policy=hpa least=1 most=2 interval=5 startup=2"},
+        {"replicas": 2, "fail": "replica=0 at=20 down=10"},
+        {"prefill": "replicas=1", "decode": "replicas=2", "fail": "pool=decode at=20 down=10 on_failure=lost"},
+    ],
+)
+def test_a_replay_runs_on_every_fleet(tmp_path: Path, words: dict[str, Any]) -> None:
+    words |= {"trace": corpus(tmp_path), "replay": "agentx", "lanes": 2, "benchmark_duration": 60.0}
+    run = windtunnel.simulate("Qwen/Qwen3-8B", device="h100", perf="roofline", **words)
+    start, end = run.manifest["window"]
+    assert end - start == 60.0
+    came = run.requests.arrival
+    assert 10 < ((came >= start) & (came <= end)).sum() < len(came)
+    assert came.max() <= end
+    assert (run.handovers is None) or len(run.handovers.kv_bytes) == len(came)
+    lost = run.manifest.get("lives", {}).get("lost", [])
+    assert np.flatnonzero(run.requests.status == ABORTED).tolist() == lost
+    summary(run)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ({"replay": "agentx", "lanes": 2}, "replay=agentx: replays recorded sessions: add trace"),
+        ({"replay": "agentx", "trace": "azure-conv"}, "recorded sessions: trace=azure-conv has none: give a folder"),
         ({"replay": "agenty", "trace": "x.json"}, "did you mean 'agentx'"),
         ({"replay": "agentx", "trace": "x.json", "request_rate": 1.0}, "request_rate: replay=agentx has its own order"),
         ({"benchmark_duration": 10.0}, "benchmark_duration=10: is of AgentX: add replay=agentx"),

@@ -1,6 +1,7 @@
 """optimum: the best schedule of a load on one engine, with what is proven of it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ def optimum(
     slack: Annotated[float, Parameter(group=OPTIMUM)] = 0.0,
     program: Annotated[str, Parameter(group=OPTIMUM)] = "flow",
     seconds: Annotated[float, Parameter(group=OPTIMUM)] = 60.0,
+    max_num_prefill_tokens: Annotated[int, Parameter(group=OPTIMUM, show_default=False)] = 0,
     forbid: Annotated[tuple[str, ...], Parameter(group=OPTIMUM, show_default=False)] = (),
     rule_prices: Annotated[bool, Parameter(negative=(), group=OPTIMUM)] = False,
     coefficients: Annotated[tuple[float, ...], Parameter(group=OPTIMUM, show_default=False)] = (),
@@ -45,7 +47,7 @@ def optimum(
     Parameters
     ----------
     objective
-        What is to be small: makespan, mean-e2el or mean-ttft, a weighted sum of them, ``makespan+0.5*mean-ttft``, or
+        What is to be small: makespan, mean-e2el, mean-ttft or mean-tpot, a weighted sum, ``makespan+0.5*mean-ttft``, or
         goodput, the share of requests that miss a limit of --goodput. Several with commas: the first counts most.
     slack
         Share by which the objectives before the last one may be worse than their best found value.
@@ -54,6 +56,8 @@ def optimum(
         schedule, for three or four requests; none: search and bounds alone, for any number of requests.
     seconds
         Time limit of each objective; 0: the best of many simulated schedulers, and the bound by formula.
+    max_num_prefill_tokens
+        Tokens of prompts in a batch (InferMax's P), at most --max-num-batched-tokens; 0: as many.
     forbid
         What the schedule may not do: chunks, evictions, pauses, mixing, overtaking, choosing; see docs/optimum.md.
     rule_prices
@@ -73,7 +77,7 @@ def optimum(
     if not 0 <= slack < 1:
         raise InputError(f"slack={slack:g}: must be a share, ≥ 0 and < 1")
     objectives = in_order(objective, scenario.goals.limits())
-    problem = _problem(scenario, coefficients)
+    problem = replace(_problem(scenario, coefficients), max_num_prefill_tokens=max_num_prefill_tokens)
     how = {"program": program, "seconds": seconds, "forbid": forbid, "progress": _watch()}
     if rule_prices:
         return _prices(problem, objectives, how, as_json)

@@ -1,7 +1,6 @@
 """Clients: requests that come at a time of their own, or when others have left: those that they wait for, or those
 whose place in flight, or whose session's place in play, they take."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from windtunnel.core.records import (
     AGAIN,
     CAME,
     ENDED,
+    ENDS,
     GATE_HEAD,
     GATE_TAIL,
     GONE,
@@ -27,6 +27,7 @@ from windtunnel.core.records import (
     RELEASES,
     ROUTED_AHEAD,
     SENT,
+    TREE_GAP,
     Array,
     Play,
     State,
@@ -51,7 +52,7 @@ def play_of(demand: Any) -> Play:
     n, none = len(demand.arrival), np.zeros(0, dtype=np.int64)
     counts = np.array([demand.lanes, 0, NONE, NONE], dtype=np.int64)
     if not demand.lanes:
-        return Play(none, none, none, none, np.zeros(0), none, none, counts)
+        return Play(none, none, none, none, np.zeros(0), none, none, none, none, counts)
     member = demand.sessions != NONE
     session = np.full(n, NONE, dtype=np.int64)
     session[member] = np.unique(demand.sessions[member], return_inverse=True)[1]
@@ -67,6 +68,8 @@ def play_of(demand: Any) -> Play:
         delays=demand.arrival[rest] - demand.arrival[heads[session[rest]]],
         heads=heads,
         next=np.full(len(heads), NONE, dtype=np.int64),
+        came=np.zeros(n, dtype=np.int64),
+        going=np.zeros(len(heads), dtype=np.int64),
         counts=counts,
     )
 
@@ -79,26 +82,52 @@ def first_of_sessions(demand: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]
     return rows[~np.isin(rows, play.rows)]
 
 
-def stops(state: State, demand: Any, course: Array, arrivals: NDArray[np.int64]) -> Iterator[float]:
-    """Up to when the loop goes on, each time: to the end; or until the warm-up has drained, to the end of the window
-    that opens then, and until what is in flight has ended."""
-    yield np.inf
-    if demand.measured is None:
-        return
-    opened, opening = float(state.clocks[ENDED]), demand.measured.opening
-    state.clocks[IDLE_GAP] = demand.measured.idle_gap
-    state.waits.left[opening] -= 1
-    released = opening[state.waits.left[opening] == 0]
-    _let_come(state, released, opened + state.think_time[released])
-    yield opened + demand.measured.seconds
-    # nobody comes any more but those who are on their way to a lane
-    course[CAME] = len(arrivals)
-    state.waits.left[:] = len(state.waits.left) + 1
-    state.play.counts[QUEUE_HEAD] = state.counters[GATE_HEAD] = NONE
-    known = state.releases[: state.counters[RELEASES]]
-    kept = known[np.isin(state.requests["state"][known["request"]], (ROUTED_AHEAD, AGAIN))]
-    _let_come(state, kept["request"], kept["time"])
-    yield np.inf
+class Window:
+    """What of a run counts (``Demand.measured``): it opens when the warm-up has drained, and closes its time later."""
+
+    def __init__(self, demand: Any, course: Array) -> None:
+        """Neither has happened; where all counts, neither will."""
+        self.measured, self.opened, self.closes = demand.measured, demand.measured is None, np.inf
+        course[ENDS] = self.opened
+        self.never = np.zeros(len(demand.arrival), dtype=bool)
+        """[n] who would have come after it."""
+
+    def turns(self, state: State, course: Array, arrivals: NDArray[np.int64], until: float) -> bool:
+        """Whether it opens or closes now that the loop has gone up to ``until``, or to its end: the loop goes on then,
+        up to its end at most."""
+        if not self.opened:
+            coming = course[CAME] < len(arrivals) or state.counters[RELEASES] > 0
+            if coming or state.counters[IN_FLIGHT] > 0:
+                return False
+            self._open(state)
+            return True
+        if self.closes > until or self.closes == np.inf:
+            return False
+        self._close(state, course, arrivals)
+        return True
+
+    def _open(self, state: State) -> None:
+        opened, opening = float(state.clocks[ENDED]), self.measured.opening
+        state.clocks[[IDLE_GAP, TREE_GAP]] = self.measured.idle_gap, self.measured.tree_gap
+        state.waits.left[opening] -= 1
+        released = opening[state.waits.left[opening] == 0]
+        waits, session = state.think_time[released], state.play.session[released]
+        least = np.full(len(state.play.left), np.inf)
+        np.minimum.at(least, session, waits)
+        waits -= np.maximum(least[session] - self.measured.tree_gap, 0.0)
+        _let_come(state, released, opened + waits)
+        self.opened, self.closes = True, opened + self.measured.seconds
+
+    def _close(self, state: State, course: Array, arrivals: NDArray[np.int64]) -> None:
+        """Nobody comes any more but those who are on their way to a lane."""
+        course[CAME] = len(arrivals)
+        state.waits.left[:] = len(state.waits.left) + 1
+        state.play.counts[QUEUE_HEAD] = state.counters[GATE_HEAD] = NONE
+        known = state.releases[: state.counters[RELEASES]]
+        kept = known[np.isin(state.requests["state"][known["request"]], (ROUTED_AHEAD, AGAIN))]
+        _let_come(state, kept["request"], kept["time"])
+        course[ENDS] = 1
+        self.never, self.closes = state.play.came == 0, np.inf
 
 
 def _let_come(state: State, rows: NDArray[np.int64], times: NDArray[np.float64]) -> None:
@@ -111,9 +140,13 @@ def _let_come(state: State, rows: NDArray[np.int64], times: NDArray[np.float64])
 @part
 def add_release(state: State, time: float, r: int) -> None:
     """Request ``r`` will be released at ``time``: push it into the heap of (time, request)."""
-    heap = state.releases
-    i = state.counters[RELEASES]
     state.counters[RELEASES] += 1
+    rise(state.releases, state.counters[RELEASES] - 1, time, r)
+
+
+@part
+def rise(heap: Array, i: int, time: float, r: int) -> None:
+    """Put this release at place ``i`` of the heap, or above, where it is earlier than those there."""
     while i > 0:
         parent = heap[(i - 1) >> 1]
         if parent.time < time or (parent.time == time and parent.request < r):
@@ -193,6 +226,8 @@ def wants_place(state: State, r: int, limit: int) -> bool:
     counters = state.counters
     if state.requests[r].state == ADMITTED:
         return True
+    if state.play.counts[LANES] > 0:
+        note_coming(state.play, r)
     if limit == 0 or counters[IN_FLIGHT] < limit:
         counters[IN_FLIGHT] += 1
         return True
@@ -216,6 +251,7 @@ def complete(state: State, r: int, time: float) -> None:
         if waits.left[following] == 0:
             add_release(state, time + state.think_time[following], following)
     if state.play.counts[LANES] > 0:
+        note_end_in_session(state, state.play, r, time)
         end_in_session(state, state.play, r, time)
     if state.requests[r].state == REFUSED:
         return
@@ -265,6 +301,35 @@ def begin_session(state: State, play: Play, s: int, time: float) -> None:
     play.next[s] = s
     for k in range(play.first[s], play.first[s + 1]):
         add_release(state, time + play.delays[k], play.rows[k])
+
+
+@part
+def note_coming(play: Play, r: int) -> None:
+    """A request of a session comes."""
+    play.came[r] = 1
+    if play.session[r] != NONE:
+        play.going[play.session[r]] += 1
+
+
+@part
+def note_end_in_session(state: State, play: Play, r: int, time: float) -> None:
+    """A request of a session has ended. Where nothing of it is in flight, all that is to come of it comes as much
+    earlier as the next one waits longer than TREE_GAP."""
+    s = play.session[r]
+    if s == NONE:
+        return
+    play.going[s] -= play.came[r]
+    if play.going[s] > 0 or state.clocks[TREE_GAP] == np.inf:
+        return
+    heap, first = state.releases, np.inf
+    for k in range(state.counters[RELEASES]):
+        if play.session[heap[k].request] == s:
+            first = min(first, heap[k].time)
+    early = first - (time + state.clocks[TREE_GAP])
+    if first < np.inf and early > 0.0:
+        for k in range(state.counters[RELEASES]):  # those before k stay in order when it rises
+            if play.session[heap[k].request] == s:
+                rise(heap, k, heap[k].time - early, heap[k].request)
 
 
 @part

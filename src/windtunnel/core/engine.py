@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.clients import first_of_sessions, play_of, stops, waits_of
+from windtunnel.core.clients import Window, first_of_sessions, play_of, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
@@ -21,6 +21,7 @@ from windtunnel.core.records import (
     AT_ONCE,
     CHOSEN,
     CLOSED,
+    ENDS,
     GATE_HEAD,
     GATE_TAIL,
     GROUP,
@@ -30,6 +31,7 @@ from windtunnel.core.records import (
     LANE,
     LAST,
     LOOKED,
+    MOST_SERVERS,
     NONE,
     NUM_CLOCKS,
     NUM_COUNTERS,
@@ -44,19 +46,20 @@ from windtunnel.core.records import (
     STALL,
     STALLS,
     TOLD,
+    TREE_GAP,
     Fields,
     State,
     attributes,
     copies,
     records,
 )
-from windtunnel.core.router import looks, sees_requests
+from windtunnel.core.router import asks_for_requests, looks
 from windtunnel.core.routing import between_caches, routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.stores.chunks import are_shared, require_taking, stores_in, use_of
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
-from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
+from windtunnel.policy.routing import ROUND_ROBIN, SCORED, RankBalancer, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
@@ -91,6 +94,8 @@ class Fleet:
     on_failure: str = "retry"
     seed: int = 0
     """Of what is drawn while it runs: which drafts are right."""
+    balancers: tuple[RankBalancer, ...] = ()
+    """Of each pool, what gives requests to the ranks of a replica; (): vLLM's, with one API server."""
     engines: tuple[int, ...] = ()
     """Virtual engines of a rank of each pool, each a lane; (): as its policy says."""
     roles: tuple[str, ...] = ()
@@ -202,17 +207,20 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    folding = folding_of(fleet) if folds else None
-    for until in stops(state, demand, course, arrivals):
-        while loop(state, order, course, arrivals, None, None, (router, router), limit, until, None, None) == FULL:
+    folding, window, goes_on = folding_of(fleet) if folds else None, Window(demand, course), True
+    while goes_on:
+        args = (state, order, course, arrivals, None, None, (router, router), limit, window.closes, None, None)
+        if loop(*args) == FULL:
             state = with_room(state, folding)
+        else:
+            goes_on = window.turns(state, course, arrivals, np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
     if folding:
         folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
-    tiers = use_of(state.stores, fleet)
+    tiers = use_of(state.stores, fleet, state.lanes)
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"], tiers)
 
 
@@ -235,17 +243,12 @@ def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | 
     """
     course = np.zeros(NUM_COURSE, dtype=np.int64)
     course[CLOSED], course[TOLD], course[LAST] = closed, closed if told is None else told, len(state.groups)
-    course[SEES] = any(_plain(sees_requests)(router) for router in routers)
-    course[ALL] = SCORED in routers
-    course[LOOKED] = any(_plain(looks)(state, router) for router in routers)
+    course[SEES] = asks_for_requests(state, routers)
+    course[ALL], course[ENDS] = SCORED in routers, 1
+    course[LOOKED] = any(looks(state, router) for router in routers)
     order = order_of(state.groups)
     order.in_step[0] = course[LOOKED] or course[ALL]
     return order, course
-
-
-def _plain(part: Any) -> Callable[..., bool]:
-    """What was written: a compiled part has nothing that Python could call."""
-    return getattr(part, "py_func", part)
 
 
 def arrivals_of(demand: Demand) -> Integers:
@@ -275,6 +278,9 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
+    for pool, balancer in zip(pools, fleet.balancers or (RankBalancer(),) * len(pools), strict=True):
+        pool["servers"] = min(balancer.servers, MOST_SERVERS)
+        pool["counts_in_flight"] = balancer.counts_in_flight
     groups, lanes, replicas = _layout(fleet, fields_of(fleet.policies, "LANE_FIELDS"))
     requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)
@@ -322,7 +328,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
 def _clocks() -> Floats:
     """Nothing has been looked at, and nothing is to stop the run."""
     clocks = np.full(NUM_CLOCKS, -1.0)
-    clocks[[HALTS, IDLE_GAP]] = np.inf
+    clocks[[HALTS, IDLE_GAP, TREE_GAP]] = np.inf
     return clocks
 
 

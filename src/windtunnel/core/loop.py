@@ -43,6 +43,7 @@ from windtunnel.core.records import (
     CLOSED_DOOR,
     CURSOR,
     DECODE,
+    ENDS,
     GONE,
     HALTS,
     HANDED,
@@ -481,7 +482,8 @@ def loop(
             if kind == STOP:
                 return STOPPED
             if kind == NOTHING:
-                end(state, hand)
+                if course[ENDS]:
+                    end(state, hand)
                 return REACHED
             happen(state, order, course, hand, second, limit, time, kind, r)
             continue

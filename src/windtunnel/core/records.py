@@ -34,7 +34,10 @@ refused by the scheduler later; SWAPPED: its blocks are on the host;
 ROUTED_AHEAD: its replica is chosen, and waits for KV from another one; AGAIN: it is sent to another replica than
 before; AT_DOOR: it waits until there is one. What a running request does, its seat says."""
 
-Fields = list[tuple[str, type[np.generic]]]
+Fields = list[tuple[str, type[np.generic]] | tuple[str, type[np.generic], tuple[int]]]
+
+MOST_SERVERS = 64
+"""API servers of a replica that are told apart; more are taken for so many."""
 
 
 def _integers(*names: str) -> Fields:
@@ -44,6 +47,7 @@ def _integers(*names: str) -> Fields:
 POOL: Fields = [
     *_integers("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"),
     *_integers("async_scheduling"),
+    *_integers("servers", "counts_in_flight"),  # policy.routing.RankBalancer
     *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.disaggregation alone
     # first entry of each table in the flat array of floats
     *_integers("decode_tokens", "mixed_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention"),
@@ -109,6 +113,7 @@ LANE: Fields = [
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
         "seen_running",
+        "told",  # requests that were sent here since
         # requests that come from other lanes (core.disaggregation)
         "watches",  # equal steps end at ``until`` in any case
         "coming",  # requests that wait for memory here, are on their way, or wait for a seat
@@ -117,6 +122,10 @@ LANE: Fields = [
         *("asking_head", "asking_tail"),  # requests without memory, linked by next
         *("ready_head", "ready_tail"),  # those whose KV is here
     ),
+    ("seen_usage", np.float64),  # share of its blocks that the balancer last saw in use
+    # by API server: requests sent here since the balancer last looked, those that have not ended
+    *(("sent", np.int32, (MOST_SERVERS,)), ("in_flight", np.int32, (MOST_SERVERS,))),
+    ("rotation", np.int32, (MOST_SERVERS,)),  # of a replica's first: requests that the server has given to its ranks
 ]
 
 REQUEST: Fields = [
@@ -138,6 +147,7 @@ REQUEST: Fields = [
         )
     ),
     ("state", np.int8),
+    ("server", np.int8),  # the API server that took it in
     ("overruns", np.int8),  # stops before its declared limit: scheduled once too often
     ("holds", np.int8),  # its blocks stay when it leaves, until another lane has what is in them (core.disaggregation)
 ]
@@ -181,16 +191,17 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
 request, requests in flight, known future releases, the two ends of the queue of unsent requests, the address of the
 user's route score, whether equal steps are made at once, and how many then at most."""
 
-CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, NUM_COURSE = range(10)
+CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, ENDS, NUM_COURSE = range(11)
 """Entries of the course of a run, which ``core.loop`` reads: arrivals so far; whether completions release others;
 whether anything follows when a request leaves a lane; whether routers look at how many requests replicas have, or at
 everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
-loop's ``until`` are those from ASKED to before LAST."""
+loop's ``until`` are those from ASKED to before LAST; whether the run ends where nothing is left to do."""
 
-LOOKED_AT, HANDED, HALTS, SENT, ENDED, IDLE_GAP, NUM_CLOCKS = range(7)
+LOOKED_AT, HANDED, HALTS, SENT, ENDED, IDLE_GAP, TREE_GAP, NUM_CLOCKS = range(8)
 """Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
 lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
-which did not arrive then; when a request ended last; how long nothing may be in flight while requests are to come."""
+which did not arrive then; when a request ended last; how long nothing may be in flight while requests are to come, and
+how long nothing of a session in play."""
 
 LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
 """Entries of ``Play.counts``: sessions in play at most, and now; the two ends of the queue of the others."""
@@ -243,6 +254,10 @@ class Play(NamedTuple):
     """[sessions] the first request."""
     next: Array
     """[sessions] the next one in the queue; the session itself: it has its place."""
+    came: Array
+    """[n] whether each has come."""
+    going: Array
+    """[sessions] requests that have come and not ended."""
     counts: Array
     """[4] of LANES, IN_PLAY, QUEUE_HEAD and QUEUE_TAIL."""
 

@@ -6,18 +6,26 @@ import numpy as np
 
 from windtunnel.core.compiled import part
 from windtunnel.core.hooks import call_route_score
-from windtunnel.core.records import HANDED, LOOKED_AT, NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, State
+from windtunnel.core.records import HANDED, LOOKED_AT, NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, Pool, State
 from windtunnel.core.routing import by_formula, by_session
 from windtunnel.policy import routing
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
+DIGITS = 1048576.0
+"""Times this a number in [0, 1) has other digits behind its point."""
 
 
 @part
 def sees_requests(router: int) -> bool:
     """Whether a router looks at how many requests the replicas have."""
     return router not in (routing.ROUND_ROBIN, routing.RANDOM, routing.VLLM_DP)
+
+
+def asks_for_requests(state: State, routers: tuple[int, ...]) -> bool:
+    """Whether how many requests lanes have decides where one goes: to which replica, or to which rank."""
+    ranks = bool(state.lanes["rank"].any() and state.pools["counts_in_flight"].any())
+    return ranks or any(getattr(sees_requests, "py_func", sees_requests)(router) for router in routers)
 
 
 @part
@@ -61,11 +69,17 @@ def poll_balancer(state: State, time: float) -> None:
     """
     for i in range(len(state.lanes)):
         lane = state.lanes[i]
+        pool, free = state.pools[state.groups[lane.group].pool], lane.free
         lane.seen_waiting = lane.waiting + lane.ghosts + lane.coming
         lane.seen_running = lane.running
         if state.groups[lane.group].now > time and lane.released > 0:
             lane.seen_waiting += lane.released_ghosts
             lane.seen_running += lane.released - lane.released_ghosts
+            free = lane.free_before
+        lane.seen_usage = (pool.num_blocks - free) / pool.num_blocks
+        lane.told = 0
+        for server in range(pool.servers):
+            lane.sent[server] = 0
 
 
 @part
@@ -133,14 +147,57 @@ def lowest_score(lanes: Array, replicas: Array, there: Array) -> int:
 
 
 @part
-def choose_lane(lanes: Array, first: int, last: int) -> int:
-    """vLLM's balancer inside a replica: the rank with the lowest 4 · waiting + running as last seen."""
-    best, lowest = first, 1 << 60
-    for i in range(first, last):
-        score = 4 * lanes[i].seen_waiting + lanes[i].seen_running
+def still_there(state: State, lane: Lane, server: int, time: float) -> int:
+    """Requests of an API server that are in a lane at ``time``: those that leave at its boundary, when that lies
+    after, are there still."""
+    count = lane.in_flight[server]
+    if state.groups[lane.group].now > time:
+        r = lane.left
+        for _ in range(lane.released):
+            count += state.requests[r].server == server
+            r = state.requests[r].next
+    return count
+
+
+@part
+def score_of_rank(state: State, pool: Pool, i: int, server: int, time: float) -> float:
+    """What an API server of vLLM goes by; the lowest gets the request (vllm/v1/engine/core_client.py,
+    DPLBAsyncMPClient).
+
+    Each knows what it has sent since the last look, and takes the others for as busy. Up to 0.26 4 · waiting + running;
+    since 0.27 at least its own requests in flight, and a queue counts more where memory is short.
+    """
+    lane = state.lanes[i]
+    waiting = lane.seen_waiting - lane.told + pool.servers * lane.sent[server]
+    if not pool.counts_in_flight:
+        return 4.0 * waiting + lane.seen_running
+    known = max(pool.servers * still_there(state, lane, server, time), waiting + lane.seen_running)
+    return known + 6.0 * waiting * max(0.0, lane.seen_usage - 0.5)
+
+
+@part
+def choose_lane(state: State, first: int, last: int, r: int, time: float) -> int:
+    """vLLM's balancer inside a replica: the rank with the lowest score, the first of equals from where the API server
+    begins: each elsewhere, and since 0.27 with the next rank after every request."""
+    pool = state.pools[state.groups[state.lanes[first].group].pool]
+    server, count = state.requests[r].server, last - first
+    begin = count * server // pool.servers + pool.counts_in_flight * state.lanes[first].rotation[server]
+    best, lowest = first, np.inf
+    for k in range(count):
+        i = first + (begin + k) % count
+        score = score_of_rank(state, pool, i, server, time)
         if score < lowest:
             best, lowest = i, score
+    state.lanes[first].rotation[server] = (state.lanes[first].rotation[server] + 1) % count
     return best
+
+
+@part
+def take_in(state: State, lane: Lane, r: int, uniform: float) -> None:
+    """One of the replica's API servers takes the request in, whichever is free first: drawn evenly here, from digits of
+    the number which a random router does not look at."""
+    servers = state.pools[state.groups[lane.group].pool].servers
+    state.requests[r].server = int((uniform * DIGITS) % 1.0 * servers)
 
 
 @part
@@ -187,6 +244,10 @@ def choose(state: State, router: int, r: int, time: float) -> int:
         if replica == NONE:
             return NONE
     first, last = replicas[replica], replicas[replica + 1]
-    lane = choose_lane(lanes, first, last) if last - first > 1 else first
+    take_in(state, lanes[first], r, drawn(state, k))
+    lane = choose_lane(state, first, last, r, time) if last - first > 1 else first
     lanes[lane].seen_waiting += 1
+    lanes[lane].told += 1
+    lanes[lane].sent[state.requests[r].server] += 1
+    lanes[lane].in_flight[state.requests[r].server] += 1
     return lane

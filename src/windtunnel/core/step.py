@@ -13,13 +13,20 @@ from windtunnel.core.records import GONE, IDLE, NONE, STEPPED, Array, Group, Lan
 
 
 @part
+def uncount(lane: Lane, requests: Array, r: int) -> None:
+    """A request is not in the lane any more."""
+    lane.outstanding -= 1
+    lane.in_flight[requests[r].server] -= 1
+
+
+@part
 def depart(lane: Lane, requests: Array, r: int) -> None:
     """A request has ended, and its client can see that."""
     requests[r].state = GONE
     requests[r].next = lane.left
     lane.left = r
     lane.released += 1
-    lane.outstanding -= 1
+    uncount(lane, requests, r)
 
 
 @part

@@ -6,10 +6,12 @@ from typing import Any
 
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
+from windtunnel.policy.routing import RankBalancer
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DTYPES = ("auto", "bfloat16", "fp8", "mxfp4")
+MOE_BACKENDS = ("auto", "triton", "cutlass", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "deep_gemm")
 DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
 GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
@@ -50,6 +52,8 @@ class Engine:
     """GPUs that share every layer."""
     pipeline_parallel_size: int = 1
     """Stages of layers, one after the other."""
+    pipeline_layers: tuple[int, ...] | None = None
+    """Layers of each stage (``VLLM_PP_LAYER_PARTITION``); None: equal numbers, as the engine divides what is left."""
     data_parallel_size: int = 1
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
     decode_context_parallel_size: int = 1
@@ -94,6 +98,9 @@ class Engine:
     """Schedule the next step while the current one runs."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    sequence_parallel_min_tokens: int | None = None
+    """Tokens from which a batch whose number the GPUs of a layer divide is normalised in parts: its sums are scattered
+    and gathered instead of reduced (``enable_sp`` and ``sp_min_token_num`` of vLLM's compiler passes). None: never."""
     disable_custom_all_reduce: bool = False
     """Use NCCL for all-reduces instead of the engine's own kernel."""
     watermark: float = field(default=0.0, metadata=SCHEDULING)
@@ -148,6 +155,9 @@ class Engine:
     """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
     max_lora_rank: int = 16
     """Rank that there is room for in each."""
+    moe_backend: str = "auto"
+    """Whose kernel computes experts, by vLLM's names: ``triton``, ``cutlass``, ``flashinfer_cutlass``,
+    ``flashinfer_trtllm``, ``marlin``, ``deep_gemm``, where the kernel database has it; ``auto``: the fastest."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -155,8 +165,10 @@ class Engine:
     """Steps of decodes from one look at new requests to the next (SGLang's flag of that name)."""
     stream_interval: int = 1
     """Tokens of a streamed event, after the first token."""
-    api_server_count: int = 1
-    """Processes that take requests in and tokenise, in addition to the engine's; the client's clock sees them."""
+    api_server_count: int | None = None
+    """Processes that take requests in and tokenise, in addition to the engine's; the client's clock sees them. Those of
+    vLLM choose the data-parallel rank, each without knowing what the others send. None: one, or in vLLM from 0.15 on
+    as many as ranks."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 
@@ -187,7 +199,7 @@ class Engine:
             raise unknown("dtype", self.dtype, ENGINE_DTYPES)
         if self.scheduling_policy not in POLICIES:
             raise unknown("scheduling_policy", self.scheduling_policy, POLICIES)
-        self._normalise_capture_sizes()
+        self._normalise_sizes()
 
     def _require_integer(self, name: str, least: int, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -207,18 +219,20 @@ class Engine:
 
     def _check_around(self) -> None:
         """What is around the scheduler: graphs, states, windows, and the front end."""
-        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
+        for name in ("scheduler_recv_interval", "stream_interval"):
             self._require_integer(name, 1)
+        self._require_integer("api_server_count", 1, optional=True)
         for name, value, known in (
             ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
             ("indexer_kv_dtype", self.indexer_kv_dtype, INDEX_DTYPES),
+            ("moe_backend", self.moe_backend, MOE_BACKENDS),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
         for name, least in (("num_redundant_experts", 0), ("max_loras", 0), ("max_lora_rank", 1)):
             self._require_integer(name, least)
-        for name in ("states_per_request", "prompt_graph_tokens"):
+        for name in ("states_per_request", "prompt_graph_tokens", "sequence_parallel_min_tokens"):
             self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
@@ -239,13 +253,15 @@ class Engine:
         if length is not None and not (isfinite(length) and 1 <= length <= most):
             raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")
 
-    def _normalise_capture_sizes(self) -> None:
-        sizes = self.cudagraph_capture_sizes
-        if sizes is None:
-            return
-        if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-            raise InputError(f"cudagraph_capture_sizes={list(sizes)}: must be integers ≥ 1")
-        object.__setattr__(self, "cudagraph_capture_sizes", tuple(sorted(set(sizes))))
+    def _normalise_sizes(self) -> None:
+        for name in ("cudagraph_capture_sizes", "pipeline_layers"):
+            sizes = getattr(self, name)
+            if sizes is None:
+                continue
+            if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+                raise InputError(f"{name}={list(sizes)}: must be integers ≥ 1")
+            in_order = tuple(sizes) if name == "pipeline_layers" else tuple(sorted(set(sizes)))
+            object.__setattr__(self, name, in_order)
 
     @property
     def backend(self) -> str:
@@ -261,6 +277,18 @@ class Engine:
         """Every setting, for JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @property
+    def api_servers(self) -> int:
+        """Processes that take requests in."""
+        ranks = self.data_parallel_size if preset(self.preset).server_per_rank else 1
+        return self.api_server_count or ranks
+
+    @property
+    def balancer(self) -> RankBalancer:
+        """What gives requests to its data-parallel ranks. Engines other than vLLM decide in one process."""
+        servers = self.api_servers if self.backend == "vllm" else 1
+        return RankBalancer(servers, preset(self.preset).counts_in_flight)
 
     def resolved(self, name: str) -> int:
         """A whole number that ``resolve_engine`` has filled in, such as ``max_num_batched_tokens``."""

@@ -101,7 +101,8 @@ def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
 
 def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
     """The stage with the fewest blocks, or the least memory, and its budget."""
-    found = [(part, _budget(part, device, engine)) for part in stages(model, engine.pipeline_parallel_size)]
+    parts = stages(model, engine.pipeline_parallel_size, engine.pipeline_layers)
+    found = [(part, _budget(part, device, engine)) for part in parts]
     tightest, budget = min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
     return _drafting(tightest, engine), replace(budget, max_num_seqs=min(each.max_num_seqs for _, each in found))
 

@@ -138,7 +138,7 @@ class Pool:
 def stage_pools(pool: Pool) -> tuple[Pool, ...]:
     """The pool once for each stage of its pipeline, with the stage's part of the model. The engine stays as it is."""
     found = []
-    for part in stages(pool.model, pool.engine.pipeline_parallel_size):
+    for part in stages(pool.model, pool.engine.pipeline_parallel_size, pool.engine.pipeline_layers):
         stage = copy(pool)
         object.__setattr__(stage, "model", part)
         found.append(stage)

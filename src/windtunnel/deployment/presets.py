@@ -97,6 +97,10 @@ class EnginePreset:
     before_v1: bool = False
     """vLLM's engine before v1: steps of prompts or of decodes, nothing compiled, most work of the host between steps.
     Prompts are cut by default only for models of more than 32,768 tokens (vllm/engine/arg_utils.py of 0.5.4 to 0.8)."""
+    server_per_rank: bool = False
+    """As many API servers as data-parallel ranks by default (vllm/entrypoints/cli/serve.py, from 0.15 on); else one."""
+    counts_in_flight: bool = False
+    """API servers count their own requests in flight, see ``policy.routing.RankBalancer``."""
     shares_memory: bool = True
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
@@ -129,13 +133,19 @@ VLLM_0_32 = EnginePreset(
     captures_max_num_seqs=True,
     lacks=(),
     pipelines=(True, False),
+    server_per_rank=True,
+    counts_in_flight=True,
 )
-VLLM_0_16 = EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,), memory=MEMORY_TORCH_SAMPLER)
+VLLM_0_16 = EnginePreset(
+    "vllm-0.16", True, False, 0.9, pipelines=(False,), memory=MEMORY_TORCH_SAMPLER, server_per_rank=True
+)
 """Asynchronous scheduling is the default from 0.14 on, as the release notes of 0.14.0 say."""
 VLLM_0_12 = EnginePreset(
     "vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, memory=MEMORY_TORCH_SAMPLER
 )
-VLLM_0_20 = EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER)
+VLLM_0_20 = EnginePreset(
+    "vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER, server_per_rank=True
+)
 VLLM_0_22 = replace(
     VLLM_0_20,
     name="vllm-0.22",
@@ -211,7 +221,7 @@ PRESETS: dict[str, EnginePreset] = {
         replace(VLLM_0_20, name="vllm-0.17", scheduler="vllm-0.20"),
         VLLM_0_16,
         replace(VLLM_0_16, name="vllm-0.15", scheduler="vllm-0.16"),
-        replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16"),
+        replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16", server_per_rank=False),
         replace(VLLM_0_12, name="vllm-0.13", scheduler="vllm-0.12"),
         VLLM_0_12,
         replace(VLLM_0_12, name="vllm-0.10", deepep=False),

@@ -164,7 +164,7 @@ def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> 
 
 def _require_pipeline(engine: Engine, model: Model) -> None:
     """Raise InputError for a pipeline that cannot be, or is not simulated."""
-    layers_of_stages(model.num_layers, engine.pipeline_parallel_size)
+    layers_of_stages(model.num_layers, engine.pipeline_parallel_size, engine.pipeline_layers)
     require_stages(engine.scheduler, engine.pipeline_parallel_size)
     require_pipeline(preset(engine.preset), engine.pipeline_parallel_size, bool(engine.async_scheduling))
     if engine.pipeline_parallel_size > 1 and engine.num_speculative_tokens:

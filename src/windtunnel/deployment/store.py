@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, fields
 from math import inf, isnan
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from windtunnel.deployment.engine import Engine
-from windtunnel.errors import InputError, require_words
+from windtunnel.errors import InputError, require_words, unknown
+from windtunnel.files import typed
 from windtunnel.hardware import Device
 from windtunnel.policy.tiers import Eviction, Sharing, Tier
 
@@ -20,12 +21,18 @@ class Store:
     written when they are computed, without anyone waiting. A request that is about to be admitted takes what its
     replica's blocks have, then the chunks that follow from the fastest store that has each; it gets all its blocks at
     once, and waits next to the queue until the KV is there. KV that is found is always loaded, never computed instead.
+
+    Behind SGLang it is HiCache (0.5.23): nodes of the radix tree are written when they have been entered
+    ``write_after`` + 1 times, and come back, layer by layer, in the round that admits a request which finds 10 or more
+    tokens there.
     """
 
     tier: Kind = "host"
     """``host``: memory behind PCIe; ``disk``; ``shared``: a pool of memory in the network, one for all replicas."""
     capacity: float = 0.0
     """Bytes: of each replica, or of all together where they share it."""
+    ratio: float = 0.0
+    """Instead of ``capacity``: as many times what the replica's GPUs keep (SGLang's ``hicache_ratio``)."""
     read: float = 0.0
     """Bytes/s of a replica; 0: as its GPUs' PCIe (host) or network (shared) has it."""
     write: float = 0.0
@@ -40,6 +47,8 @@ class Store:
     """Write a chunk only after it has been looked for so often (vLLM's ``store_threshold``); 0: at once."""
     shared_by: Sharing | None = None
     """Who finds what one wrote: the ranks of a replica (host, disk), a pool, or the deployment (shared)."""
+    on_eviction: bool = False
+    """Write a chunk only when the GPUs give it up (SGLang's ``write_back``)."""
     generated: bool = False
     """Write what is generated as well, and not prompts alone (vLLM's ``offload_prompt_only=false``; the
     ``save_decode_cache`` of LMCache and Mooncake Store)."""
@@ -48,7 +57,9 @@ class Store:
 
     def __post_init__(self) -> None:
         require_words(self, " of a store")
-        if isnan(self.capacity) or not 0 < self.capacity < inf:
+        if not 0 <= self.ratio < inf or (self.ratio and self.capacity):
+            raise InputError(f"store {self.tier}: ratio={self.ratio!r}: must be a number > 0, without capacity")
+        if isnan(self.capacity) or not (0 < self.capacity < inf or self.ratio):
             raise InputError(f"store {self.tier}: capacity={self.capacity!r}: must be bytes > 0, e.g. 200e9")
         for name in ("read", "write", "latency"):
             if not 0 <= getattr(self, name) < inf:
@@ -59,13 +70,26 @@ class Store:
         if self.tier == "disk" and not (self.read and self.write):
             raise InputError("store disk: read and write are not known: give bytes/s, e.g. read=7e9 write=5e9")
 
+    @classmethod
+    def of(cls, text: str) -> "Store":
+        """The store of these words, ``tier=host capacity=1e12``. Raises InputError for an unknown or a wrong one."""
+        types, found = get_type_hints(cls), {}
+        for name, _, value in (word.partition("=") for word in text.split()):
+            if name not in types:
+                raise InputError(f"store {text!r}: {unknown('word', name, types)}")
+            try:
+                found[name] = typed(types[name], value)
+            except InputError as error:
+                raise InputError(f"store {text!r}: {name}={value!r}: {error}") from error
+        return cls(**found)
+
     def stands_behind(self, name: str, role: str) -> bool:
         """Whether it belongs to a pool of this name and role."""
         return self.pool in (name, "all") if self.pool else role != "decode"
 
-    def tier_for(self, engine: Engine, device: Device, token_bytes: float) -> Tier:
+    def tier_for(self, engine: Engine, device: Device, token_bytes: float, tokens: int = 0) -> Tier:
         """The store as the schedulers of a resolved engine see it; ``token_bytes`` of KV for a token, over all GPUs of
-        a rank.
+        a rank; these keep ``tokens``.
 
         Raises InputError for chunks that are not whole blocks, or a store that is smaller than one.
         """
@@ -73,16 +97,17 @@ class Store:
         chunk = self.chunk_tokens or block
         if chunk % block:
             raise InputError(f"store {self.tier}: chunk_tokens={chunk}: must be a multiple of block_size={block}")
-        if self.capacity < chunk * token_bytes:
+        capacity = self.capacity or self.ratio * tokens * token_bytes * engine.data_parallel_size
+        if capacity < chunk * token_bytes:
             raise InputError(
-                f"store {self.tier}: capacity={self.capacity:g}: is smaller than a chunk of {chunk} tokens, "
+                f"store {self.tier}: capacity={capacity:g}: is smaller than a chunk of {chunk} tokens, "
                 f"{chunk * token_bytes:,.0f} bytes"
             )
         gpus = engine.world_size // engine.data_parallel_size
         usual = gpus * (device.network_bandwidth if self.tier == "shared" else device.pcie_bandwidth)
         return Tier(
             name=self.tier,
-            chunks=int(self.capacity / (chunk * token_bytes)),
+            chunks=int(capacity / (chunk * token_bytes)),
             chunk_tokens=chunk,
             read_s=token_bytes / (self.read or usual),
             write_s=token_bytes / (self.write or usual),
@@ -91,6 +116,7 @@ class Store:
             eviction=self.eviction,
             write_after=self.write_after,
             generated=self.generated,
+            on_eviction=self.on_eviction,
         )
 
     def spec(self) -> dict[str, Any]:

@@ -97,13 +97,18 @@ class Asked:
         return "" if value is None else str(value)
 
     def sizes(self, flag: str) -> tuple[int, ...] | None:
-        """Whole numbers; None where the flag is not there."""
+        """Different whole numbers in order; None where the flag is not there."""
+        found = self.numbers(flag)
+        return None if found is None else tuple(sorted(set(found)))
+
+    def numbers(self, flag: str) -> tuple[int, ...] | None:
+        """Whole numbers as they stand; None where the flag is not there."""
         value = self.get(flag)
         if value is None:
             return None
         many = value if isinstance(value, list) else re.split(r"[,\s]+", value) if isinstance(value, str) else [value]
         try:
-            return tuple(sorted({int(each) for each in many}))
+            return tuple(int(each) for each in many)
         except (TypeError, ValueError):
             raise InputError(f"{self.spelled(flag)}={value}: must be whole numbers") from None
 

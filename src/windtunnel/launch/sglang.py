@@ -10,7 +10,16 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, index_dtype, kv_dtype, quantization
+from windtunnel.launch.vllm import (
+    acceptance,
+    cut_points,
+    head_of_drafts,
+    in_groups,
+    index_dtype,
+    kv_dtype,
+    moe_backend,
+    quantization,
+)
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
@@ -73,6 +82,8 @@ def settings(asked: Asked) -> Settings:
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
         "swa_full_tokens_ratio": _share_of_windows(asked),
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
+        "moe_backend": moe_backend(asked, "moe-runner-backend"),
+        "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)
@@ -87,7 +98,7 @@ def settings(asked: Asked) -> Settings:
     _hand_over(asked, found)
     _balance(asked, together)
     _layout(asked, engine, together)
-    _host_memory(asked)
+    _host_memory(asked, found, gpus * (engine["pipeline_parallel_size"] or 1))
     return found
 
 
@@ -256,11 +267,26 @@ def _hand_over(asked: Asked, found: Settings) -> None:
     asked.unused["disaggregation-transfer-backend"] = "all of them send chunk by chunk: the link says how fast"
 
 
-def _host_memory(asked: Asked) -> None:
-    """HiCache, which keeps nothing where no prefixes are kept."""
-    if asked.truth("disable-radix-cache") or _misses(asked) or not asked.truth("enable-hierarchical-cache"):
-        flags = (flag for flag in asked.line.flags if flag.startswith(("hicache-", "enable-hierarchical")))
+def _host_memory(asked: Asked, found: Settings, gpus: int) -> None:
+    """HiCache: ``--hicache-size`` GB of host memory of each GPU, else as many times what that keeps; nothing where no
+    prefixes are kept, as on decode servers (arg_groups/hicache_hook.py and pool_host/base.py of 0.5.23)."""
+    keeps = found.role != "decode" and not asked.truth("disable-radix-cache") and not _misses(asked)
+    flags = [flag for flag in asked.line.flags if flag.startswith(("hicache-", "enable-hierarchical"))]
+    if not keeps or not asked.truth("enable-hierarchical-cache"):
         asked.unused |= dict.fromkeys(flags, "no prefixes are kept in host memory")
+        return
+    writes = asked.text("hicache-write-policy") or "write_through"
+    if asked.preset == RULES[-1] or (asked.integer("pp-size") or 1) > 1 or writes not in WRITES:
+        asked.refused |= dict.fromkeys(flags, "prefixes come back from host memory instead of being computed again")
+        return
+    size = asked.number("hicache-size")
+    room = f"capacity={size * 1e9 * gpus:.0f}" if size else f"ratio={asked.number('hicache-ratio') or HOST_RATIO:g}"
+    found.stores.append(" ".join(("tier=host", room, *WRITES[writes])))
+
+
+HOST_RATIO = 2.0
+WRITES = {"write_through": (), "write_through_selective": ("write_after=1",), "write_back": ("on_eviction=true",)}
+"""``--hicache-write-policy`` → words of a store."""
 
 
 def _balance(asked: Asked, ranks: int) -> None:

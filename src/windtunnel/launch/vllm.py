@@ -14,6 +14,7 @@ from windtunnel.deployment.engine import (
     GRAPH_MODES,
     HIGH_THROUGHPUT,
     LOW_LATENCY,
+    MOE_BACKENDS,
     ONE_SIDED,
 )
 from windtunnel.deployment.resolve import SAME_METHOD
@@ -39,6 +40,9 @@ CONNECTORS = {
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 MODES = {"NONE": True, "0": True}
 LARGEST_BLOCK = 64
+PARTITION = "VLLM_PP_LAYER_PARTITION"
+SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
+SP_SWITCHES = tuple(f"compilation-config.pass-config.{name}" for name in ("enable-sp", "enable-sequence-parallelism"))
 GIB = 2**30
 
 
@@ -59,6 +63,9 @@ def settings(asked: Asked) -> Settings:
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
+    engine["moe_backend"] = moe_backend(asked, "moe-backend")
+    engine["pipeline_layers"] = cut_points(asked, PARTITION)
+    _in_parts(asked, engine)
     _adapters(asked, engine)
     _exchange(asked, engine)
     _graphs(asked, engine)
@@ -77,6 +84,26 @@ def settings(asked: Asked) -> Settings:
         )
     found.role = ROLES.get(found.role, "")
     return found
+
+
+def cut_points(asked: Asked, variable: str) -> tuple[int, ...] | None:
+    """Layers of each stage, as a variable of the environment has them. Raises InputError for what are no numbers."""
+    text = asked.line.env.get(variable, "")
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else None
+    except ValueError:
+        raise InputError(f"{variable}={text}: must be whole numbers with commas") from None
+
+
+def _in_parts(asked: Asked, engine: dict[str, Any]) -> None:
+    """Sequence parallelism, where the line says from how many tokens on: otherwise that depends on the device."""
+    least = asked.integer(SP_LEAST)
+    on = [flag for flag in SP_SWITCHES if asked.truth(flag)]
+    if on and least:
+        engine["sequence_parallel_min_tokens"] = least
+    for flag in on if not least else ():
+        asked.refused[flag] = f"from how many tokens on sums are made in parts: add {SP_LEAST.rpartition('.')[2]}"
+        asked.kernels.add(flag)
 
 
 def _simple(asked: Asked, flag: str, field: str) -> Any:
@@ -206,6 +233,22 @@ def _states(asked: Asked) -> int | None:
         return ALIGNED_STATES
     elif mode not in ("", "none"):
         asked.refused["mamba-cache-mode"] = "a state is kept for every block"
+    return None
+
+
+def moe_backend(asked: Asked, flag: str) -> str | None:
+    """Whose kernel computes experts, by vLLM's names, which SGLang has too; TensorRT-LLM writes them large."""
+    named = asked.text(flag).lower()
+    found = {"deepgemm": "deep_gemm"}.get(named, named)
+    if not asked.experts and flag in asked.line.flags:
+        asked.unused[flag] = "the model has no experts"
+        return None
+    if found in ("", "auto"):
+        return None
+    if found in MOE_BACKENDS:
+        return found
+    asked.refused[flag] = "which kernel computes the experts: the fastest one that is known stands for it"
+    asked.kernels.add(flag)
     return None
 
 

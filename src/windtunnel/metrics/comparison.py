@@ -47,6 +47,7 @@ MEASURES = (
     Measure("gap.makespan.gap", "gap, makespan", "%", 1e2),
     Measure("gap.mean-e2el.gap", "gap, E2EL", "%", 1e2),
     Measure("gap.mean-ttft.gap", "gap, TTFT", "%", 1e2),
+    Measure("gap.mean-tpot.gap", "gap, TPOT", "%", 1e2),
 )
 """What tables and plots of a comparison show. Every number of a run's document is compared."""
 

@@ -344,20 +344,28 @@ def padded(rows: int, tensor_parallel_size: int) -> int:
     return -(-rows // VOCAB_PADDING) * VOCAB_PADDING // tensor_parallel_size
 
 
-def layers_of_stages(num_layers: int, stages: int) -> tuple[int, ...]:
+def layers_of_stages(num_layers: int, stages: int, own: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """Layers in each stage: equal numbers; what is left over goes one each to the stages before the last, from the back
-    (get_pp_indices in vllm/distributed/utils.py, 0.10 to 0.32).
+    (get_pp_indices in vllm/distributed/utils.py, 0.10 to 0.32). ``own``: as the user cuts the model.
 
-    Raises InputError if there are fewer layers than stages.
+    Raises InputError if there are fewer layers than stages, or own numbers are not of these layers and stages.
     """
+    if own is not None and (len(own) != stages or sum(own) != num_layers):
+        raise InputError(
+            f"pipeline_layers={list(own)}: must be pipeline_parallel_size={stages} numbers that add up to the "
+            f"model's {num_layers} layers"
+        )
+    if own is not None:
+        return own
     if stages > num_layers:
         raise InputError(f"pipeline_parallel_size={stages}: the model has {num_layers} layers; use ≤ {num_layers}")
     each, left = divmod(num_layers, stages)
     return tuple(each + (stages - 1 - left <= stage < stages - 1) for stage in range(stages))
 
 
-def stages(model: Model, count: int) -> tuple[Model, ...]:
+def stages(model: Model, count: int, own: tuple[int, ...] | None = None) -> tuple[Model, ...]:
     """The model in ``count`` parts: the first embeds tokens, the last has final norm, output head and sampling.
+    ``own``: layers of each, None: as the engine divides them.
 
     Raises InputError if there are fewer layers than stages, or if layers attend to the cache of an earlier one.
     """
@@ -369,7 +377,7 @@ def stages(model: Model, count: int) -> tuple[Model, ...]:
             "parallelism"
         )
     runs, found = list(model.layers), []
-    for stage, wanted in enumerate(layers_of_stages(model.num_layers, count)):
+    for stage, wanted in enumerate(layers_of_stages(model.num_layers, count, own)):
         mine: list[tuple[int, Layer]] = []
         while (missing := wanted - sum(number for number, _ in mine)) > 0:
             number, layer = runs.pop(0)

@@ -27,10 +27,12 @@ class Facts(NamedTuple):
     arrival: Floats
     latest: Floats
     """When a request must have its last token to be good (s)."""
+    gap: Floats
+    """What a second between its first and its last token costs."""
     cost: Floats
     """Of five numbers: base, per_token, per_kv_token, per_pair, per_sequence."""
     limits: Integers
-    """Of five: tokens of a batch, requests, blocks, block size; the longest output."""
+    """Of six: tokens of a batch, requests, blocks, block size; the longest output; tokens of prompts in a batch."""
     weights: Floats
     """Of seven: makespan, sum of finishes, sum of first tokens, requests that miss a limit; limits on TTFT and TPOT;
     the first arrival."""
@@ -40,6 +42,8 @@ class Batches(NamedTuple):
     """What the requests that have a place bring to each batch."""
 
     tokens: Integers
+    prompts: Integers
+    """Tokens of prompts among them."""
     requests: Integers
     blocks: Integers
     seconds: Floats
@@ -65,12 +69,14 @@ def put(i: int, at: int, sign: int, facts: Facts, batches: Batches) -> bool:
         if k == 0:
             own = cost[1] * prompt + cost[3] * prompt * prompt + cost[4]
             tokens = prompt
+            batches.prompts[b] += sign * prompt
         batches.tokens[b] += sign * tokens
         batches.requests[b] += sign
         batches.blocks[b] += sign * ((prompt + k + size - 1) // size)
         batches.seconds[b] += sign * own
         if (
             batches.tokens[b] > facts.limits[0]
+            or batches.prompts[b] > facts.limits[5]
             or batches.requests[b] > facts.limits[1]
             or batches.blocks[b] > facts.limits[2]
         ):
@@ -97,7 +103,7 @@ def value_of(start: Integers, facts: Facts, batches: Batches) -> float:
     total += weights[0] * (now - first)
     for i in range(n):
         begun, ended = batches.ends[start[i]], batches.ends[start[i] + facts.output[i] - 1]
-        total += weights[1] * ended + weights[2] * begun
+        total += weights[1] * ended + weights[2] * begun + facts.gap[i] * (ended - begun)
         late = begun - facts.arrival[i] > weights[4] or ended > facts.latest[i]
         if late or ended - begun > weights[5] * (facts.output[i] - 1):
             total += weights[3]
@@ -108,7 +114,8 @@ def value_of(start: Integers, facts: Facts, batches: Batches) -> float:
 def fits_at(i: int, at: int, facts: Facts, batches: Batches) -> bool:
     """Whether a request can begin in a batch, with all that run then."""
     size = facts.limits[3]
-    if batches.tokens[at] + facts.prompt[i] > facts.limits[0]:
+    of_prompts = batches.prompts[at] + facts.prompt[i]
+    if batches.tokens[at] + facts.prompt[i] > facts.limits[0] or of_prompts > facts.limits[5]:
         return False
     for k in range(facts.output[i]):
         b = at + k

@@ -32,10 +32,11 @@ class Bounds:
     makespan: float
     mean_e2el: float
     mean_ttft: float
+    mean_tpot: float
 
     def of(self, objective: Objective) -> float:
         """The bound of a weighted sum."""
-        return objective.sum_of(self.makespan, self.mean_e2el, self.mean_ttft)
+        return objective.sum_of(self.makespan, self.mean_e2el, self.mean_ttft, self.mean_tpot)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,21 @@ def bounds(problem: Problem, engines: int = 1, cached: bool = False) -> Bounds:
         makespan=_makespan(problem, last, engines),
         mean_e2el=_mean(problem.arrival, last, engines),
         mean_ttft=_mean(problem.arrival, first, engines),
+        mean_tpot=_mean_tpot(problem, costs, cached),
     )
+
+
+def _mean_tpot(problem: Problem, costs: tuple[Cost, ...], cached: bool) -> float:
+    """Each token after the first takes a batch of its own, which computes it and reads its context at least; a request
+    that is served alone takes no longer."""
+    prompt, output = (of[problem.output_tokens > 1] for of in (problem.prompt_tokens, problem.output_tokens))
+    if not len(output):
+        return 0.0
+    least = [
+        cost.base + cost.per_token + cost.per_sequence + per_context(cost, cached) * (prompt + output / 2)
+        for cost in costs
+    ]
+    return float(np.max(least, axis=0).mean())
 
 
 def linear_costs(problem: Problem) -> tuple[Cost, ...]:
@@ -104,6 +119,7 @@ def to_last_token(problem: Problem, cost: Cost, cached: bool = False) -> Work:
     )
     uses = (
         (prompt + output - 1, limits.max_num_batched_tokens),
+        (prompt, problem.prefill_tokens),
         (output, limits.max_num_seqs),
         (
             _blocks_up_to(prompt + output - 1, limits.block_size) - _blocks_up_to(prompt - 1, limits.block_size),
@@ -118,7 +134,7 @@ def to_first_token(problem: Problem, cost: Cost) -> Work:
     prompt, limits = problem.prompt_tokens, problem.limits
     own = cost.per_token * prompt + cost.per_pair * prompt.astype(np.float64) ** 2 + cost.per_sequence
     uses = (
-        (prompt, limits.max_num_batched_tokens),
+        (prompt, problem.prefill_tokens),
         (np.ones_like(prompt), limits.max_num_seqs),
         (-(-prompt // limits.block_size), limits.num_blocks),
     )
@@ -133,7 +149,7 @@ def _blocks_up_to(tokens: Integers, size: int) -> Integers:
 
 def _chunks(problem: Problem) -> Integers:
     """Batches that each prompt needs."""
-    chunks: Integers = -(-problem.prompt_tokens // problem.limits.max_num_batched_tokens)
+    chunks: Integers = -(-problem.prompt_tokens // problem.prefill_tokens)
     return chunks
 
 
@@ -166,11 +182,13 @@ def most_batches(problem: Problem, cost: Cost, objective: Objective, value: floa
     work = to_first_token(problem, cost) if objective.first_tokens_only else to_last_token(problem, cost)
     linear = bounds(problem.with_times(cost))
     if objective.makespan:
-        last = (value - objective.sum_of(0.0, linear.mean_e2el, linear.mean_ttft)) / objective.makespan
+        rest = objective.sum_of(0.0, linear.mean_e2el, linear.mean_ttft, linear.mean_tpot)
+        last = (value - rest) / objective.makespan
     else:
         rest, weight = 0.0, objective.mean_ttft
         if objective.mean_e2el:
-            rest, weight = objective.mean_ttft * linear.mean_ttft, objective.mean_e2el
+            rest = objective.sum_of(0.0, 0.0, linear.mean_ttft, linear.mean_tpot)
+            weight = objective.mean_e2el
         earliest = earliest_events(problem.arrival, [work], 1) - problem.arrival.min()
         total = (value - rest) / weight * len(problem) + float((problem.arrival - problem.arrival.min()).sum())
         last = total - float(earliest[:-1].sum())

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from windtunnel.errors import InputError, unknown
@@ -247,7 +247,7 @@ class _Work:
                 raise
             self.notes.append(f"no relaxation: {error}")
             return
-        bound = self.objective.sum_of(others.makespan, max(e2el, others.mean_e2el), others.mean_ttft)
+        bound = replace(others, mean_e2el=max(e2el, others.mean_e2el)).of(self.objective)
         if bound > self.bound:
             self.bound, self.proof = bound, "relaxation"
             if self.progress:
@@ -259,7 +259,11 @@ class _Work:
             return
         if self.cost.base <= 0:
             raise InputError("coefficients: the first, of every batch, must be > 0 for a program: use --program none")
-        horizon = most_batches(self.problem, self.cost, self.objective, self.value)
+        ending = self._that_ends()
+        if ending is None:
+            self.notes.append("no program: nothing says when the last request ends; add makespan or mean-e2el")
+            return
+        horizon = most_batches(self.problem, self.cost, *ending)
         if self.objective.first_tokens_only and not ends_early(self.objective, self.forbidden):
             horizon += batches_after_first_tokens(self.problem, self.forbidden)
         if self._states() * horizon > MOST_STATES:
@@ -282,6 +286,13 @@ class _Work:
                 self.notes.append("the program's schedule breaks a rule once all is served: it is not taken")
             self._take(found, f"program {self.program}")
 
+    def _that_ends(self) -> tuple[Objective, float] | None:
+        """An objective that says by when all is over, with the value that it has at most."""
+        aims = ((self.objective, self.value), *self.most)
+        if not self.objective.mean_tpot:
+            return aims[0]
+        return next((each for each in aims if each[0].makespan or each[0].mean_e2el), None)
+
     def _states(self) -> int:
         if self.program == "literal":
             return 10 * len(self.problem)
@@ -291,7 +302,11 @@ class _Work:
     def _scale(self) -> int:
         """What the largest sum of a program is multiplied by."""
         aims = [self.objective, *(aim for aim, _ in self.most)]
-        return max(sum(aim.whole()[:3]) if aim.goodput is None else 1 for aim in aims)
+        weights = [1]
+        for aim in (each for each in aims if each.goodput is None):
+            times, gaps = aim.token_weights(self.problem.output_tokens)
+            weights.append(sum(aim.whole()[:3]) * times + max(gaps))
+        return max(weights)
 
     def _program(self, linear: Problem, units: Units, horizon: int) -> Flow | LiteralProgram:
         words = (linear, units, self.objective, horizon, self.forbidden, self.most)
@@ -372,7 +387,7 @@ def to_the_end(problem: Problem, batches: Iterable[Batch]) -> list[Batch]:
         evicted, cached = tuple(other for other in held if other != i), held.get(i, 0)
         held = {}
         while known[i] < total[i]:
-            tokens = min(known[i] - cached, problem.limits.max_num_batched_tokens)
+            tokens = min(known[i] - cached, problem.prefill_tokens)
             found.append(Batch(0.0, {i: tokens}, evicted))
             cached, evicted = cached + tokens, ()
             known[i] += cached == known[i]

@@ -41,7 +41,7 @@ def simulated(problem: Problem, policy: Policy) -> Schedule:
 
     Raises InputError for settings that cannot run within the limits, or that swap.
     """
-    limits = _limits(problem)
+    limits, policy = _limits(problem), _within(problem, policy)
     policy.check(limits)
     order = np.argsort(problem.arrival, kind="stable")
     stepper = Stepper(limits, policy, _demand(problem, order))
@@ -164,7 +164,7 @@ def served_by_core(problem: Problem, policy: Policy) -> Outcome:
     Raises InputError for settings that cannot run within the limits.
     """
     order = np.argsort(problem.arrival, kind="stable")
-    limits, demand = _limits(problem), _demand(problem, order)
+    limits, demand, policy = _limits(problem), _demand(problem, order), _within(problem, policy)
     policy.check(limits)
     fleet = Fleet((limits,), (policy,), (_tables(problem, limits.max_model_len),), (1,), (1,), (False,))
     requests = run(fleet, demand, 0, np.zeros(len(problem))).requests
@@ -185,6 +185,11 @@ def _tables(problem: Problem, longest: int) -> BatchTimes:
     within = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_num_seqs": limits.max_num_seqs}
     tables = linear(times.base, times.per_token, times.per_kv_token, times.per_pair, **within, max_model_len=longest)
     return replace(tables, sequences=times.per_sequence * np.arange(limits.max_num_seqs + 1, dtype=np.float64))
+
+
+def _within(problem: Problem, policy: Policy) -> Policy:
+    """The policy under the problem's own limit on tokens of prompts, where it has one."""
+    return replace(policy, max_num_prefill_tokens=problem.max_num_prefill_tokens or policy.max_num_prefill_tokens)
 
 
 def _limits(problem: Problem) -> Limits:

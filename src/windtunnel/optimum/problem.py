@@ -27,6 +27,8 @@ class Problem:
     limits: Limits
     """KV blocks (InferMax's M, in blocks), tokens of a batch (C), requests that hold memory (R_max)."""
     times: BatchTime
+    max_num_prefill_tokens: int = 0
+    """Tokens of prompts in a batch (P), those computed again after an eviction among them; 0: as many as of a batch."""
 
     def __post_init__(self) -> None:
         if not len(self.arrival) == len(self.prompt_tokens) == len(self.output_tokens) > 0:
@@ -35,6 +37,8 @@ class Problem:
             raise InputError("problem: every request needs an arrival; turns of sessions have none of their own")
         if min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
             raise InputError("problem: prompts and outputs must have at least one token")
+        if self.max_num_prefill_tokens < 0:
+            raise InputError(f"max_num_prefill_tokens={self.max_num_prefill_tokens}: must be ≥ 0; 0: no such limit")
         size, most = self.limits.block_size, self.limits.num_blocks
         peak = self.prompt_tokens + self.output_tokens - 1
         for i in np.nonzero(-(-peak // size) > most)[0]:
@@ -46,6 +50,12 @@ class Problem:
     def __len__(self) -> int:
         """Number of requests."""
         return len(self.arrival)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of prompts that a batch may compute."""
+        most = self.limits.max_num_batched_tokens
+        return min(self.max_num_prefill_tokens or most, most)
 
     @classmethod
     def of(

@@ -110,6 +110,7 @@ class _Phases:
     def __init__(self, problem: Problem, cost: Cost, earliest: Floats, cells: int) -> None:
         n = len(problem)
         self.limits, self.cost, self.earliest = problem.limits, cost, earliest
+        self.prefill_tokens = problem.prefill_tokens
         phases = min(n, max(int(cells**0.5 * 1.8), cells // n))
         self.ranks = np.unique(np.round(np.linspace(0, n, phases + 1)).astype(int)).tolist()
         self.classes = classes_of(problem.prompt_tokens, problem.output_tokens, max(cells // phases, 1))
@@ -187,7 +188,7 @@ class _Phases:
             batches.append((-1.0, self.batches[phase - 2]))
         add(*batches)
         add((1.0, self.batches[phase - 1]), (-float(self.steps[self.ranks[phase] - 1]), CONSTANT))
-        computed, tokens, memory = [], [], []
+        computed, tokens, of_prompts, memory = [], [], [], []
         work: list[tuple[float, int]] = []
         waiting: list[tuple[float, int]] = []
         for c, one in enumerate(self.classes):
@@ -203,6 +204,7 @@ class _Phases:
             add(*_times(float(one.members), batches), *_times(-1.0, [*prompts, *decodes]))
             computed += [*prompts, *decodes]
             tokens += [*_times(float(one.prompt), prompts), *decodes]
+            of_prompts += _times(float(one.prompt), prompts)
             memory += [*_times(float(one.prompt), [*prompts, *decodes]), *contexts]
             work += self._work_done(c, one, phase)
         if phase < len(self.ranks) - 1:
@@ -211,6 +213,7 @@ class _Phases:
         for most, used in (
             (min(limits.max_num_seqs, n - ended), computed),
             (limits.max_num_batched_tokens, tokens),
+            (self.prefill_tokens, of_prompts),
             (limits.num_blocks * limits.block_size, memory),
         ):
             add(*_times(float(most), batches), *_times(-1.0, used))
@@ -220,7 +223,7 @@ class _Phases:
 
     def _steps(self, one: _Class) -> int:
         """Batches that a request takes part in at least."""
-        return one.output - 1 - (-one.prompt // self.limits.max_num_batched_tokens)
+        return one.output - 1 - (-one.prompt // self.prefill_tokens)
 
     def _shares_that_end(self, phase: int) -> None:
         """No class has ended more of its requests than the batches so far allow, given the fewest there can be."""

@@ -80,7 +80,13 @@ class Outcome:
         if objective.goodput is not None:
             return 1.0 - float(self.good(objective.goodput).mean())
         makespan, e2el = float(self.finish.max() - self.arrival.min()), float((self.finish - self.arrival).mean())
-        return objective.sum_of(makespan, e2el, float((self.first_token - self.arrival).mean()))
+        return objective.sum_of(makespan, e2el, float((self.first_token - self.arrival).mean()), self.mean_tpot())
+
+    def mean_tpot(self) -> float:
+        """Seconds from one token to the next, the mean of requests that have several; 0 where none has."""
+        several = self.output_tokens > 1
+        gaps = (self.finish - self.first_token)[several] / (self.output_tokens[several] - 1)
+        return float(gaps.mean()) if len(gaps) else 0.0
 
     def good(self, limits: SLO) -> NDArray[np.bool_]:
         """Which requests keep every limit; with one output token there is no time per token, and any limit is kept."""
@@ -135,7 +141,7 @@ class _Engine:
             self.cached[i] = held + tokens
             if tokens == known - held:
                 emitting.append(i)
-        self._check_limits(batch)
+        self._check_limits(batch, sum(tokens for tokens, _ in chunks))
         self.now = batch.start + self.problem.times.batch(decodes, kv_tokens, chunks)
         for i in emitting:
             self._emit(i)
@@ -155,16 +161,17 @@ class _Engine:
             self.cached[i], self.to_prefill[i] = 0, known
         return self.cached[i], known
 
-    def _check_limits(self, batch: Batch) -> None:
+    def _check_limits(self, batch: Batch, of_prompts: int) -> None:
         limits = self.problem.limits
         used = {
-            "max_num_batched_tokens": sum(batch.tokens.values()),
-            "max_num_seqs": len(self.cached),
-            "num_blocks": sum(limits.blocks(tokens) for tokens in self.cached.values()),
+            "max_num_batched_tokens": (sum(batch.tokens.values()), limits.max_num_batched_tokens),
+            "max_num_prefill_tokens": (of_prompts, self.problem.prefill_tokens),
+            "max_num_seqs": (len(self.cached), limits.max_num_seqs),
+            "num_blocks": (sum(limits.blocks(tokens) for tokens in self.cached.values()), limits.num_blocks),
         }
-        for name, value in used.items():
-            if value > getattr(limits, name):
-                raise self._error(f"uses {value} of {name}={getattr(limits, name)}")
+        for name, (value, most) in used.items():
+            if value > most:
+                raise self._error(f"uses {value} of {name}={most}")
 
     def _emit(self, i: int) -> None:
         self.generated[i] += 1

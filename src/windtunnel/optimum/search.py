@@ -85,7 +85,7 @@ def search(
     ``known``: a schedule to begin with, where it is better and of the kind. ``watch``: told the value under the linear
     cost of every better one. None where a prompt needs chunks.
     """
-    if problem.prompt_tokens.max() > problem.limits.max_num_batched_tokens:
+    if problem.prompt_tokens.max() > problem.prefill_tokens:
         return None
     deadline, rng = time.monotonic() + seconds, np.random.default_rng(seed)
     facts = _facts(problem, cost, objective)
@@ -118,21 +118,26 @@ def _room(start: Integers, facts: Facts) -> int:
 
 def _facts(problem: Problem, cost: Cost, objective: Objective) -> Facts:
     n, limits, goodput = len(problem), problem.limits, objective.goodput
-    makespan, e2el, ttft = objective.weights
+    makespan, e2el, ttft, tpot = objective.weights
     of_first, of_token, missed = np.inf, np.inf, 0.0
     if goodput is not None:
         of_first, of_token = (np.inf if limit is None else limit for limit in (goodput.ttft, goodput.tpot))
         e2el, missed = 1e-6, 1.0  # of equally good ones the earlier, so that the search sees where it goes
-    longest = problem.output_tokens.max()
+    longest, several = problem.output_tokens.max(), problem.output_tokens > 1
+    gap = several * (tpot / max(several.sum(), 1)) / np.maximum(problem.output_tokens - 1, 1)
     latest = np.full(n, np.inf) if goodput is None else last_moments(problem, goodput)
     return Facts(
         problem.prompt_tokens,
         problem.output_tokens,
         problem.arrival,
         latest,
+        gap,
         np.array([cost.base, cost.per_token, cost.per_kv_token, cost.per_pair, cost.per_sequence]),
         np.array(
-            [*(limits.max_num_batched_tokens, limits.max_num_seqs, limits.num_blocks, limits.block_size), longest]
+            [
+                *(limits.max_num_batched_tokens, limits.max_num_seqs, limits.num_blocks, limits.block_size),
+                *(longest, problem.prefill_tokens),
+            ]
         ),
         np.array([makespan, e2el / n, ttft / n, missed / n, of_first, of_token, problem.arrival.min()]),
     )
@@ -140,7 +145,7 @@ def _facts(problem: Problem, cost: Cost, objective: Objective) -> Facts:
 
 def _empty(room: int, first: float) -> Batches:
     """No request has a place in any of so many batches, none of which begins before the first arrival."""
-    integers, floats = np.zeros((3, room), dtype=np.int64), np.zeros((5, room))
+    integers, floats = np.zeros((4, room), dtype=np.int64), np.zeros((5, room))
     floats[3] = first
     return Batches(*integers, *floats)
 
@@ -209,7 +214,7 @@ def _rolled(start: Integers, facts: Facts, deadline: float, rng: np.random.Gener
     Where all that counts is the last batch, moves within a window shorten nothing: there its requests are put into
     another order, and all begin again as soon as they fit.
     """
-    if not facts.weights[1:4].any():
+    if not (facts.weights[1:4].any() or facts.gap.any()):
         return _reordered(start, facts, deadline, rng, tell)
     n, least = len(start), _value(start, facts)
     first = 0
@@ -250,8 +255,8 @@ def _in_window(start: Integers, movable: Integers, facts: Facts, until: float, r
     batches = _empty(_room(start, facts), facts.weights[FIRST_ARRIVAL])
     fill(start[fixed], _some(facts, fixed), batches)
     np.maximum.at(batches.since, start[fixed], facts.arrival[fixed])
-    np.add.at(batches.weight, start[fixed], ttft)
-    np.add.at(batches.weight, (start + facts.output)[fixed] - 1, e2el)
+    np.add.at(batches.weight, start[fixed], ttft - facts.gap[fixed])
+    np.add.at(batches.weight, (start + facts.output)[fixed] - 1, e2el + facts.gap[fixed])
     low, end = int(start[movable].min()), int((start + facts.output)[movable].max())
     high = min(end + (end - low) // 4 + 16, len(batches.tokens))
     window = _each(batches, slice(low, high), copied=False)
@@ -266,5 +271,5 @@ def _in_window(start: Integers, movable: Integers, facts: Facts, until: float, r
 
 def _some(facts: Facts, which: Integers) -> Facts:
     """The facts of some requests."""
-    kept = {name: getattr(facts, name)[which] for name in ("prompt", "output", "arrival", "latest")}
+    kept = {name: getattr(facts, name)[which] for name in ("prompt", "output", "arrival", "latest", "gap")}
     return facts._replace(**kept)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
@@ -149,6 +150,11 @@ def pairs(a: Floats, b: Floats, window: int) -> Floats:
     last = np.maximum(a + b - window, 0.0)  # keys hidden from the last query
     before = np.maximum(b - window, 0.0)  # and from the query before the first
     return full - 0.5 * (last * (last + 1.0) - before * (before + 1.0))
+
+
+def in_parts(a: Floats, least: int, ranks: int) -> NDArray[np.bool_]:
+    """Which numbers of rows GPUs share: ``least`` or more that they divide (SequenceParallelismPass of vLLM)."""
+    return np.asarray((a >= least) & (a % ranks == 0))
 
 
 def cache_format(kv_dtype: str) -> str:

@@ -33,6 +33,8 @@ from windtunnel.plan.trial import Tables
 from windtunnel.workload import Workload
 
 Floats = NDArray[np.float64]
+FEWER = 0.9
+"""Share of the points that one look at all of them may leave, for another to pay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,22 @@ def _per_kv_token(times: BatchTimes) -> float:
 
 
 def _hull(x: Floats, y: Floats) -> NDArray[np.int64]:
-    """Corners of the lower convex hull of points whose x grows (Andrew's monotone chain)."""
+    """Corners of the lower convex hull of points whose x grows (Andrew's monotone chain).
+
+    What is not below the line between its neighbours is no corner, so all such points are taken out first, together,
+    for as long as many are.
+    """
+    left, before = np.arange(len(x)), math.inf
+    while FEWER * before > len(left) > 2:
+        before, at, value = len(left), x[left], y[left]
+        rise, run = np.diff(value), np.diff(at)
+        below = rise[:-1] * (run[:-1] + run[1:]) < (value[2:] - value[:-2]) * run[:-1]
+        left = left[np.concatenate(([True], below, [True]))]
+    return left[_chain(x[left], y[left])]
+
+
+def _chain(x: Floats, y: Floats) -> NDArray[np.int64]:
+    """The corners of few points, one after the other."""
     corners: list[int] = []
     for i in range(len(x)):
         while len(corners) >= 2:
@@ -189,7 +206,8 @@ def _work(pool: Pool, workload: Workload) -> Work:
 
 def shares_blocks(pool: Pool, workload: Workload) -> bool:
     """Whether requests may share cached blocks: then the cache gives no bound, and a prompt only one token."""
-    return pool.engine.enable_prefix_caching is not False and workload.texts is not None
+    caches = pool.engine.enable_prefix_caching is not False or bool(pool.stores)
+    return caches and workload.texts is not None
 
 
 def _cache_tokens(pool: Pool) -> int:

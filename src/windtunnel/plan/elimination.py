@@ -19,7 +19,7 @@ from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Candidate
-from windtunnel.plan.trial import deployment_key, tables_for, trial, trial_key
+from windtunnel.plan.trial import deployment_key, tables_for, tables_to_bound, trial, trial_key
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head
 
@@ -319,7 +319,7 @@ def find_bounds(job: BoundJob) -> BoundReport:
             pools = deployment_key(deployment, perf)
             same = (pools, *((pool.role, pool.replicas) for pool in deployment.pools))  # whatever the router
             if same not in found:
-                tables = tables_for(job.questions[0], deployment, pools)
+                tables = tables_to_bound(job.questions[0], deployment)
                 found[same] = rate_bounds(deployment, job.questions, tables)
             report.bounds[candidate.index], report.pools[candidate.index] = found[same], pools
         except InputError as error:

@@ -289,10 +289,14 @@ class Purchase:
 
 AS_SERVED = Purchase()
 """What serves is what is bought."""
+NO_LIMITS = Constraints()
+"""Whatever is bought is within these."""
 
 
 def most_replicas(candidate: Candidate, limits: Constraints, most: int, purchase: Purchase = AS_SERVED) -> int:
     """As many replicas of a candidate as the constraints allow, at most ``most``; 0 if none."""
+    if limits == NO_LIMITS:
+        return most
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -90,6 +90,7 @@ def search(
     watch: Watch | None = None,
     others: Sequence[Question] = (),
     stop: Stop | None = None,
+    bounds: SearchResult | None = None,
 ) -> SearchResult:
     """The best ``top`` candidates; with ``top`` = their number, the highest step of every one.
 
@@ -104,6 +105,7 @@ def search(
         others: questions that are asked later with this store: where batches take as long, their bounds are found at
             the same time, while the tables of a candidate are loaded.
         stop: asked from time to time; once it is true the search ends with what it knows, ``undecided`` > 0.
+        bounds: a search of the same candidates whose bounds hold under this question as well: they are not found again.
 
     Raises:
         InputError: the store cannot be used, or the load cannot be scaled.
@@ -113,7 +115,10 @@ def search(
     hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch, stop)
     try:
         with suppress(_Stopped):
-            hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
+            if bounds is not None:
+                hunt.take_over(bounds)
+            else:
+                hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
             hunt.eliminate()
     finally:
         hunt.workers.stop()
@@ -130,6 +135,7 @@ def search(
         seconds=time.perf_counter() - began,
         undecided=len(enumeration.candidates) - len(hunt.entries),
         could_be=hunt.best_undecided(),
+        pools=hunt.pools,
     )
 
 
@@ -230,6 +236,11 @@ class _Hunt:
                 if isinstance(job, BoundJob) and isinstance(report, BoundReport):
                     self._take_bounds(job, report)
             self._show()
+
+    def take_over(self, before: SearchResult) -> None:
+        """The bounds of another search of the same candidates."""
+        self.contenders, self.pools = dict(before.contenders), dict(before.pools)
+        self.entries = {index: one for index, one in before.entries.items() if index not in self.contenders}
 
     def _take_bounds(self, job: BoundJob, report: BoundReport) -> None:
         by_index = {candidate.index: candidate for candidate in job.candidates}

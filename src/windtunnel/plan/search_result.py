@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.metrics import clean
@@ -37,6 +37,8 @@ class SearchResult:
     """Candidates that a search did not come to before it was stopped."""
     could_be: float | None = None
     """The best score that one of them could have; None where nothing is known about them."""
+    pools: Mapping[int, str] = field(default_factory=dict)
+    """By index of the candidate: the content key of its pools."""
     by_headroom: bool = False
     """Whether of equal scores the one comes first that uses its tightest limit least; else the first of the space."""
 

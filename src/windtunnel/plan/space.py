@@ -1,7 +1,7 @@
 """Space: every deployment that is considered, as axes by vLLM's names, which of them can run, and the constraints."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
-from windtunnel.deployment import Deployment, Engine, Pool
-from windtunnel.deployment.engine_scheduler import require_one_size
+from windtunnel.core.stores.chunks import require_taking
+from windtunnel.deployment import Deployment, Engine, Pool, Store
+from windtunnel.deployment.engine_scheduler import engine_scheduler, require_one_size
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.deployment.prices import priced, prices_of
 from windtunnel.errors import InputError, UnknownName, unknown
@@ -25,11 +26,13 @@ WORDS = {"preset": "engine"}
 ENGINE_AXES = {WORDS.get(entry.name, entry.name): entry.name for entry in fields(Engine)}
 AXES: Mapping[str, Any] = MappingProxyType(
     {word: get_type_hints(Engine)[name] for word, name in ENGINE_AXES.items()}
-    | {"device": str, "replicas": int, "router": str}
+    | {"device": str, "replicas": int, "router": str, "store": str}
 )
 """What can vary → its type."""
 
 
+NO_STORE = "none"
+"""On the axis ``store``, whose other values are a store's words."""
 SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
@@ -95,6 +98,8 @@ class Candidate:
         """So many times the smallest deployment with these shares of replicas: of one pool, this many replicas."""
         pools = self.deployment.pools
         whole = gcd(*(pool.replicas for pool in pools))
+        if times == whole:
+            return self.deployment
         scaled = tuple(replace(pool, replicas=times * (pool.replicas // whole)) for pool in pools)
         return replace(self.deployment, pools=scaled)
 
@@ -163,11 +168,14 @@ class Space:
             prices_of(self.prices)
         for rule in self.exclude:
             _require_within(rule, self.axes)
-        for name in self.axes.get("router", ()):
-            find_router(name)
-        for name in self.axes.get("scheduler", ()):
-            if name is not None:
-                find_scheduler(name)
+        checks: dict[str, Callable[[str], Any]] = {
+            "router": find_router,
+            "scheduler": find_scheduler,
+            "store": Store.of,
+        }
+        for axis, check in checks.items():
+            for text in set(self.axes.get(axis, ())) - {None, NO_STORE}:
+                check(text)
 
     @property
     def size(self) -> int:
@@ -198,6 +206,9 @@ class Space:
         except InputError as error:
             split = f"{engine.tensor_parallel_size * engine.pipeline_parallel_size} × {gpu.name}"
             raise InputError(f"{self._model.name} does not fit into the memory of {split}") from error
+        if (text := settings.get("store", NO_STORE)) != NO_STORE:
+            pool = replace(pool, stores=(Store.of(text),))
+            require_taking([pool.stores], [engine_scheduler(pool.engine)])
         return Deployment((pool,), settings.get("router", "round_robin"))
 
     def enumerate(self, *, with_price: bool = False) -> Enumeration:
@@ -223,10 +234,11 @@ class Space:
             reason = self.constraints.broken_by(deployment)
             if reason is None and with_price and deployment.price_per_hour == 0:
                 reason = f"the price of {settings['device']} is not known: give it in a file of devices"
-            if reason is None and repr(deployment.spec()) in seen:
+            spec = "" if reason is not None else repr(deployment.spec())
+            if spec in seen:
                 reason = "the same as another once defaults are filled in"
             if reason is None:
-                seen.add(repr(deployment.spec()))
+                seen.add(spec)
                 found.append(Candidate(index, settings, deployment))
             else:
                 pruned[reason] += 1

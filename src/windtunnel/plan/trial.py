@@ -45,6 +45,7 @@ T = TypeVar("T")
 _kept: dict[str, Tables] = {}
 _databases: dict[tuple[str, str, str, str], Database | None] = {}
 _predictors: dict[str, Predictor] = {}
+_sharing: dict[str, Predictor] = {}
 
 
 def trial(question: Question, deployment: Deployment, rate: float, tables: Tables | None = None) -> Outcome:
@@ -114,6 +115,22 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
     return _of_the_last(_kept, key, made)
 
 
+def tables_to_bound(question: Question, deployment: Deployment) -> Tables:
+    """As ``tables_for``, for a bound and nothing else: most candidates are never simulated, and gigabytes of tables
+    that nobody reads again would leave the cache no room. Pools of one engine on one device ask each kernel once."""
+    folder, perf = cache_folder(), question.perf
+    made = [tabulate(pool, perf, folder, predictor=_shared(pool, perf), keep=False) for pool in deployment.pools]
+    return slowed(deployment, made, question)
+
+
+def _shared(pool: Pool, perf: str) -> Predictor:
+    """A predictor for every pool of an engine on a device; what it notes is of all of them together."""
+    if perf.startswith("profile:"):
+        return _predictor(pool, perf)
+    key = repr((pool.device, pool.engine.backend, pool.engine.preset, wanted_version(pool), perf))
+    return _of_the_last(_sharing, key, lambda: predictor_from(pool, perf), 1)
+
+
 def _predictor(pool: Pool, perf: str) -> Predictor:
     """The predictor of a pool, shared with others that differ in their limits alone."""
     engine = replace(pool.engine, max_num_seqs=None, max_num_batched_tokens=None)
@@ -121,10 +138,10 @@ def _predictor(pool: Pool, perf: str) -> Predictor:
     return _of_the_last(_predictors, key, lambda: predictor_from(pool, perf))
 
 
-def _of_the_last(kept: dict[str, T], key: str, make: Callable[[], T]) -> T:
-    """What is kept under a key, made where it is not; the oldest of KEPT_TABLES makes way."""
+def _of_the_last(kept: dict[str, T], key: str, make: Callable[[], T], most: int = KEPT_TABLES) -> T:
+    """What is kept under a key, made where it is not; the oldest of ``most`` makes way."""
     if key not in kept:
-        while len(kept) >= KEPT_TABLES:
+        while len(kept) >= most:
             del kept[next(iter(kept))]
         kept[key] = make()
     return kept[key]

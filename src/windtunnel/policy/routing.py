@@ -32,6 +32,20 @@ Array = Any
 
 
 @dataclass(frozen=True)
+class RankBalancer:
+    """How the data-parallel ranks of a replica share its requests: by vLLM's own balancer, in each API server."""
+
+    servers: int = 1
+    """API servers, which do not know what the others send until the coordinator looks at the ranks again."""
+    counts_in_flight: bool = False
+    """An API server counts its own requests in flight (since vLLM 0.27), else queues and running lists alone."""
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise InputError(f"servers={self.servers}: must be ≥ 1; 1 is one API server for all ranks")
+
+
+@dataclass(frozen=True)
 class Routing:
     """What routers with a formula have in common."""
 

@@ -147,6 +147,12 @@ class Sglang(Settings):
         return self.radix_cache
 
     @property
+    def takes_stores(self) -> bool:
+        """See Settings: HiCache of 0.5, host memory behind the tree."""
+        plain = self.pipeline_parallel_size == 1 and self.radix_eviction_policy == "lru"
+        return self.radix_cache and self.version != "0.4.6" and plain
+
+    @property
     def recalls_the_ended(self) -> bool:
         """Seats and the tree name the requests that they came from."""
         return True

@@ -28,6 +28,8 @@ class Tier:
     """How often a chunk has to have been looked for before it is written; 0: every chunk is, once it is computed."""
     generated: bool = False
     """What is generated is written, too."""
+    on_eviction: bool = False
+    """Nothing is written before the GPU gives it up."""
 
 
 class TierUse(NamedTuple):

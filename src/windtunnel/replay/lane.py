@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.core.engine import Demand
 from windtunnel.core.records import NONE
 from windtunnel.policy import Limits, Settings
+from windtunnel.policy.tiers import Tier
 from windtunnel.replay.recording import RecordedRequest
 from windtunnel.replay.stepper import ONLY, Stepper
 from windtunnel.workload.texts import tree
@@ -30,9 +31,10 @@ class Lane:
         output: Sequence[int] | None = None,
         declared: Sequence[int] | None = None,
         drafts: tuple[Any, Any, Any] | None = None,
+        tiers: tuple[Tier, ...] = (),
     ) -> None:
         """Arrivals in any unit; ``output`` and ``declared`` tokens are those of the recording where they are None;
-        ``drafts``: as of ``Demand``."""
+        ``drafts``: as of ``Demand``, ``tiers``: as of ``Fleet``."""
         asked = [row.output_tokens for row in rows]
         self.rows = rows
         found = demand(
@@ -42,7 +44,7 @@ class Lane:
             limits.block_size,
             asked if declared is None else declared,
         )
-        self.stepper = Stepper(limits, policy, replace(found, drafts=drafts))
+        self.stepper = Stepper(limits, policy, replace(found, drafts=drafts), tiers=tiers)
 
     @property
     def columns(self) -> Any:

@@ -11,6 +11,7 @@ from windtunnel.core.schedulers.sglang import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Sglang
+from windtunnel.policy.tiers import Tier
 from windtunnel.replay.lane import Lane
 from windtunnel.replay.loop import Loop, Part, Record, Step, linear, seconds_of
 from windtunnel.replay.recording import (
@@ -55,8 +56,16 @@ SINCE_0_5: Record = {
     "retraction_policy": "default",
 }
 """Those of 0.5.23 by the names of ``policy.Sglang``."""
-OF_THE_RECORDER: Record = {"min_free_slots": None, "context_len": 8192}
-"""Those of its recorder: ``--min-free-slots-delay``, and the longest request, which the scheduler does not look at."""
+OF_THE_RECORDER: Record = {
+    "min_free_slots": None,
+    "context_len": 8192,
+    "hicache_tokens": 0,
+    "hicache_write_policy": "write_through",
+}
+"""Those of its recorder: ``--min-free-slots-delay``; the longest request, which the scheduler does not look at; and
+tokens of host memory behind the tree, with SGLang's word for when they are written."""
+WRITES = {"write_through": 0, "write_through_selective": 1, "write_back": 0}
+"""How often a node has been entered before it is written."""
 
 
 def settings(config: Mapping[str, Any], version: str) -> Record:
@@ -78,6 +87,17 @@ def policy(config: Mapping[str, Any], version: str) -> Sglang:
         disable_overlap_schedule=config["disable_overlap_schedule"],
         **found,
     )
+
+
+def host_of(config: Mapping[str, Any]) -> tuple[Tier, ...]:
+    """Host memory behind the tree. Raises InputError for an unknown word."""
+    policy = config.get("hicache_write_policy", "write_through")
+    if policy not in WRITES:
+        raise unknown("hicache_write_policy", policy, WRITES)
+    tokens = config.get("hicache_tokens", 0)
+    back = policy == "write_back"
+    host = Tier("host", tokens, 1, 0.0, 0.0, 0.0, "replica", write_after=WRITES[policy], on_eviction=back)
+    return (host,) if tokens else ()
 
 
 def limits(config: Mapping[str, Any]) -> Limits:
@@ -121,7 +141,12 @@ class Scheduler(Lane):
                 raise InputError(f"declared_max_new_tokens={most}: must be null or a whole number ≥ 1")
             declared = [most] * len(rows)
         super().__init__(
-            rows, limits(config), policy(config, version), [row.arrival for row in rows], declared=declared
+            rows,
+            limits(config),
+            policy(config, version),
+            [row.arrival for row in rows],
+            declared=declared,
+            tiers=host_of(config),
         )
         self.overlaps = not config["disable_overlap_schedule"]
         self.decided = False

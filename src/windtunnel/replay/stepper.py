@@ -13,6 +13,7 @@ from windtunnel.core.records import CHOSEN, ROWS, STALLS, Array, Lane, State
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy.settings import Limits, Settings
+from windtunnel.policy.tiers import Tier
 
 ONLY = 0
 """The lane, its group and its pool."""
@@ -55,10 +56,12 @@ def pass_over_only(state: State, preempted: bool) -> None:
 class Stepper:
     """A lane with its requests, or ranks in lockstep; times are in any unit."""
 
-    def __init__(self, limits: Limits, policy: Settings, demand: Demand, lanes: int = 1) -> None:
+    def __init__(
+        self, limits: Limits, policy: Settings, demand: Demand, lanes: int = 1, tiers: tuple[Tier, ...] = ()
+    ) -> None:
         """Raises InputError where the core does not know the settings."""
         times = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
-        fleet = Fleet((limits,), (policy,), (times,), (1,), (lanes,), (lanes > 1,))
+        fleet = Fleet((limits,), (policy,), (times,), (1,), (lanes,), (lanes > 1,), tiers=(tiers,) if tiers else ())
         self.state = new_state(fleet, demand, demand.arrival)
 
     @property

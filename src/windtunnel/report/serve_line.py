@@ -10,11 +10,12 @@ from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
+from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import MOST, NO_EVICT
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, SIMPLE, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -36,9 +37,10 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
     "mamba_ssm_cache_dtype": ("auto",),
+    "moe_backend": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
-    "api_server_count": (1,),
+    "api_server_count": (None,),
     "max_loras": (0,),
     "max_lora_rank": (16,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
@@ -52,8 +54,9 @@ OF_FRONT = {
     "decode_context_parallel_size": 1,
     "stream_interval": 1,
     "scheduler_recv_interval": 1,
-    "api_server_count": 1,
+    "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
+    "moe_backend": "auto",
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
 }
@@ -106,7 +109,7 @@ def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = ["vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -131,10 +134,27 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     if (index := engine.get("indexer_kv_dtype", "auto")) != "auto":
         said = {"use_fp4_indexer_cache": True} if index == "mxfp4" else {"indexer_kv_dtype": BF16.get(index, index)}
         words += ["--attention-config", shlex.quote(json.dumps(said))]
-    graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
-    if captured := {name: value for name, value in graphs.items() if value}:
-        words += ["--compilation-config", shlex.quote(json.dumps(captured))]
-    return " ".join(words)
+    if compiled := _compilation(pool, engine):
+        words += ["--compilation-config", shlex.quote(json.dumps(compiled))]
+    return " ".join([*words, *_offloading(pool.get("stores", ()))])
+
+
+def _offloading(stores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """vLLM's own store in host memory; others are set up by a connector's files."""
+    if len(stores) != 1 or Store(**stores[0]) != Store(capacity=stores[0]["capacity"]):
+        return ()
+    return "--kv-offloading-size", f"{stores[0]['capacity'] / GIB:.12g}"
+
+
+def _compilation(pool: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's settings of graphs and of the compiler's passes."""
+    least = engine.get("sequence_parallel_min_tokens")
+    found = {
+        "cudagraph_capture_sizes": other_capture_sizes(pool),
+        "cudagraph_mode": engine.get("cudagraph_mode"),
+        "pass_config": {"enable_sp": True, "sp_min_token_num": least} if least else None,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping[str, Any]) -> str:
@@ -169,12 +189,14 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
+    values |= _host_memory(pool, gpus * stages)
     values |= {"moe-dense-tp-size": 1 if together > 1 and not engine.get("shared_dense") else None}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
+        "enable-hierarchical-cache": bool(pool.get("stores")),
         _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
@@ -184,8 +206,14 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
     }
     start = ["python", "-m", "sglang.launch_server", "--model-path", model]
     sizes = " ".join(map(str, other_capture_sizes(pool)))
-    line = _command([*_buffers(engine, deepep), *start], values, switches)
+    line = _command([*_cuts("SGLANG", engine), *_buffers(engine, deepep), *start], values, switches)
     return f"{line} --cuda-graph-bs {sizes}" if sizes else line
+
+
+def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
+    """The variable with the layers of each stage, where they are the user's."""
+    layers = engine.get("pipeline_layers")
+    return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -224,6 +252,19 @@ def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
     if engine.get("async_scheduling") is False:
         return "extra_buffer" if more == 1 else None
     return next((name for name, states in BUFFERED.items() if states == more), None)
+
+
+def _host_memory(pool: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """HiCache's flags with a value, by a pool's store."""
+    store = next(iter(pool.get("stores", ())), None)
+    if store is None:
+        return {}
+    words = "on_eviction=true" if store.get("on_eviction") else f"write_after={store.get('write_after') or 0}"
+    return {
+        "hicache-size": round(store["capacity"] / 1e9 / gpus) or None if store.get("capacity") else None,
+        "hicache-ratio": store.get("ratio") if store.get("ratio") not in (None, 0.0, HOST_RATIO) else None,
+        "hicache-write-policy": next((name for name, each in WRITES.items() if words in each), None),
+    }
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,6 +329,8 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
     yield f"enable_chunked_prefill: {json.dumps(bool(chunked))}"
     if engine.get("dtype") not in (None, "auto"):
         yield f"dtype: {engine['dtype']}"
+    if layers := engine.get("pipeline_layers"):
+        yield f"pp_partition: {json.dumps(list(layers))}"
     if ranks > 1:
         yield "enable_attention_dp: true"
     if role != "mixed":
@@ -318,15 +361,20 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
     """Lines of YAML for what is around the engine, and for what experts return."""
     if (interval := engine.get("stream_interval") or 1) > 1:
         yield f"stream_interval: {interval}"
-    if (servers := engine.get("api_server_count") or 1) > 1:
+    if servers := engine.get("api_server_count"):
         yield f"num_postprocess_workers: {servers}"
     if captured := engine.get("prompt_graph_tokens"):
         sizes = f"  capture_num_tokens: {json.dumps([captured])}"
         yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
     if engine.get("shared_head"):
         yield "enable_lm_head_tp_in_adp: true"
+    of_experts: dict[str, Any] = {}
+    if (backend := engine.get("moe_backend", "auto")) != "auto":
+        of_experts["backend"] = backend.upper()
     if engine.get("low_precision_combine"):
-        yield "moe_config:\n  use_low_precision_moe_combine: true"
+        of_experts["use_low_precision_moe_combine"] = True
+    if of_experts:
+        yield f"moe_config: {json.dumps(of_experts)}"
 
 
 def _command(words: list[str], values: Mapping[str, Any], switches: Mapping[str, bool]) -> str:

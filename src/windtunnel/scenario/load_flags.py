@@ -184,7 +184,8 @@ class Load:
 
         rules_of(self.replay)
         if not self.from_file:
-            raise InputError(f"replay={self.replay}: replays recorded sessions: add trace, a folder of them")
+            lacks = f"trace={self.trace} has none: give" if self.trace else "add trace,"
+            raise InputError(f"replay={self.replay}: replays recorded sessions: {lacks} a folder of them")
         wrong = {"ramp_up_strategy": None, "request_rate": None, "time_scale": 1.0, "repeat": 1, "copies": 1}
         for name, default in wrong.items():
             if getattr(self, name) != default:

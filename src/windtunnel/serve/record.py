@@ -20,7 +20,8 @@ MOST_BLOCKS = 1 << 20
 
 class Recorder:
     """Writes each request that has ended as a line, in the order of their arrivals: with which earlier one its prompt
-    begins, and, where that includes its answer, how long after its end the request came.
+    begins, and, where that includes its answer, how long after its end the request came. It then waits for the answers
+    of its session, too, that ended since that one came and that nobody has gone on from: a join waits for its branches.
 
     What a client has left behind has the tokens that were computed for it; what it left while it waited is left out,
     because nothing was computed of it.
@@ -30,8 +31,10 @@ class Recorder:
         """Raises InputError if the file cannot be written."""
         self._engine, self._size = engine, engine.deployment.hash_block_size
         self._waiting: list[tuple[float, dict[str, Any], Stream]] = []
-        self._written: list[tuple[int, float, int]] = []
-        """Of each row the tokens of its prompt, its end, and its session."""
+        self._written: list[tuple[int, float, float, int]] = []
+        """Of each row the tokens of its prompt, its arrival and end, and its session."""
+        self._open: dict[int, set[int]] = {}
+        """The rows of each session from which nobody has gone on."""
         self._sessions: dict[str, int] = {}
         self._first: dict[int, tuple[int, int]] = {}
         """(Row, blocks): where the text up to the end of a block was written first, the longest unused first."""
@@ -70,7 +73,8 @@ class Recorder:
             if asked.hash_ids:
                 session = self._say_what_it_shares(row, asked.hash_ids, session)
             row["session"] = number if session is None else session
-            self._written.append((asked.prompt_tokens, stream.last_token, row["session"]))
+            self._written.append((asked.prompt_tokens, stream.arrived, stream.last_token, row["session"]))
+            self._open.setdefault(row["session"], set()).add(number)
             self._line(row)
 
     def _say_what_it_shares(self, row: dict[str, Any], names: tuple[int, ...], session: int | None) -> int | None:
@@ -81,7 +85,7 @@ class Recorder:
             if name not in known:
                 break
             whose, blocks = known[name] = known.pop(name)  # the latest to be used
-            prompt, end, its = self._written[whose]
+            prompt, _, end, its = self._written[whose]
             if blocks * self._size > prompt:
                 if session not in (None, its) or not end <= row["arrival"]:
                     break
@@ -90,14 +94,22 @@ class Recorder:
         if begins is not None:
             row["begins"] = begins
         if cause is not None:
-            _, end, session = self._written[cause]
-            row["after"], row["think_time"] = [cause], _between(end, row.pop("arrival"))
+            session, after = self._written[cause][-1], self._waits(cause, row["arrival"])
+            end = max(self._written[whose][2] for whose in after)
+            row["after"], row["think_time"] = after, _between(end, row.pop("arrival"))
         text = (row["prompt_tokens"] + row["output_tokens"]) // self._size
         for block, name in enumerate(names[:text], 1):
             known.setdefault(name, (number, block))
         while len(known) > MOST_BLOCKS:
             del known[next(iter(known))]
         return session
+
+    def _waits(self, cause: int, arrival: float) -> list[int]:
+        """The rows for which one waits that goes on from the answer of another, in order."""
+        _, began, _, session = self._written[cause]
+        joined = {row for row in self._open[session] if began < self._written[row][2] <= arrival} | {cause}
+        self._open[session] -= joined
+        return sorted(joined)
 
     def _line(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from windtunnel.simulate.run import ABORTED, REJECTED, Requests, Run, Stalls
+from windtunnel.simulate.run import ABORTED, REJECTED, Handovers, Requests, Run, Stalls
 from windtunnel.workload.agents.measured import Measured
 
 
@@ -18,11 +18,17 @@ def within(run: Run, measured: Measured) -> Run:
     end = start + measured.seconds
     late = requests.finish > end + measured.grace
     status = np.where(late, ABORTED, requests.status)
-    came = np.flatnonzero((requests.replica >= 0) | ((status == REJECTED) & (requests.arrival > 0)))
+    came = (requests.replica >= 0) | (requests.status == ABORTED) | ((status == REJECTED) & (requests.arrival > 0))
+    came = np.flatnonzero(came)
     columns = {entry.name: getattr(requests, entry.name)[came] for entry in fields(requests)}
     columns |= {"id": np.arange(len(came)), "status": status[came]}
     columns["finish"] = np.where(late[came], np.nan, columns["finish"])
     number = np.full(len(requests.id), -1)
     number[came] = columns["id"]
     kept = Stalls(number[stalls.request], stalls.last_token, stalls.resumed_token)
-    return replace(run, requests=Requests(**columns), stalls=kept, manifest=run.manifest | {"window": [start, end]})
+    manifest, handovers = run.manifest | {"window": [start, end]}, run.handovers
+    if handovers is not None:
+        handovers = Handovers(**{entry.name: getattr(handovers, entry.name)[came] for entry in fields(handovers)})
+    if "lives" in manifest:
+        manifest["lives"] = manifest["lives"] | {"lost": number[manifest["lives"]["lost"]].tolist()}
+    return replace(run, requests=Requests(**columns), stalls=kept, handovers=handovers, manifest=manifest)

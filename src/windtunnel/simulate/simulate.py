@@ -19,7 +19,6 @@ from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
-from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
@@ -152,11 +151,6 @@ def _record(
     """What happened, and what to say of it."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     changes = any(fleet.scaling) or bool(fleet.failures)
-    if demand.measured is not None and (between or changes):
-        raise InputError(
-            "replay: AgentX's window is not simulated where prefill and decode are apart, or replicas come and go: use "
-            "mixed pools that stay, or the trace with lanes"
-        )
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
@@ -239,6 +233,7 @@ def fleet_of(
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
         lockstep=tuple(pool.lockstep for pool in pools),
         roles=tuple(pool.role for pool in pools),
+        balancers=tuple(pool.engine.balancer for pool in pools),
         tiers=_tiers(pools, budgets, policies),
         route_score=router.route_score,
         routing=router.routing.with_kv(token_bytes) if router.routing else None,
@@ -257,8 +252,11 @@ def _tiers(
         for pool, budget in zip(pools, budgets, strict=True)
     ]
     return tuple(
-        tuple(store.tier_for(pool.engine, pool.device, size) for store in pool.stores)
-        for pool, size in zip(pools, sizes, strict=True)
+        tuple(
+            store.tier_for(pool.engine, pool.device, size, budget.num_blocks * budget.block_size)
+            for store in pool.stores
+        )
+        for pool, size, budget in zip(pools, sizes, budgets, strict=True)
     )
 
 
@@ -279,7 +277,7 @@ def _asked(
     reserved = deployment.handover.reserved_decode_tokens
     if not client:
         return *demand_of(workload, fleet, reserved), np.zeros(0)
-    delays = client.delays(workload, deployment.pools[0].engine.api_server_count)
+    delays = client.delays(workload, deployment.pools[0].engine.api_servers)
     demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))

@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, Sglang
+from windtunnel.policy.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class SglangCase:
     hash_block_size: int
     max_concurrency: int
     priority: Any
+    tiers: tuple[Tier, ...] = ()
 
 
 def small_case(seed: int) -> SglangCase:
@@ -82,7 +84,20 @@ def small_case(seed: int) -> SglangCase:
         hash_block_size=size,
         max_concurrency=pick(0, 0, 1, 5),
         priority=rng.integers(0, 4, n),
+        tiers=host_memory(seed, limits) if policy.takes_stores else (),
     )
+
+
+def host_memory(seed: int, limits: Limits) -> tuple[Tier, ...]:
+    """Half of the cases: a fifth to three times what the GPU keeps, written at each of the three times."""
+    rng = np.random.default_rng([seed, 2])
+    if rng.random() < 0.5:
+        return ()
+    tokens = int(limits.num_blocks * limits.block_size * rng.choice([0.2, 1.0, 3.0]))
+    back, entered = bool(rng.random() < 0.4), int(rng.integers(0, 2))
+    read_s = float(rng.choice([0.0, 0.01, 1.0]))
+    host = Tier("host", tokens, 1, read_s, 0.0, 0.0, "replica", write_after=0 if back else entered, on_eviction=back)
+    return (host,) if tokens else ()
 
 
 def newer_settings(pick: Any) -> dict[str, Any]:
@@ -111,7 +126,7 @@ def small_pipeline(seed: int) -> SglangCase:
     seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
     sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
     policy = replace(case.policy, enable_mixed_chunk=False, pipeline_parallel_size=stages)
-    return replace(case, policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
+    return replace(case, tiers=(), policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
 
 
 def shared_beginnings(rng: np.random.Generator, prompt: Any, size: int, variety: int) -> tuple[Any, Any]:
@@ -145,4 +160,5 @@ def by_core(case: SglangCase, jumps: bool = True) -> Record:
         priority=case.priority,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+    fleet = replace(fleet, tiers=(case.tiers,)) if case.tiers else fleet
     return run(fleet, demand, case.router, np.linspace(0, 0.99, n), jumps)

@@ -243,7 +243,7 @@ def test_fields_that_schedulers_share_are_of_one_type() -> None:
     every = (VllmV1(), VllmV0(), Policy(), Sglang(), Trtllm(), UserScheduler(object, VllmV1()), WholeBatches())
     assert [type(policy).__name__ for policy in every] == list(SCHEDULERS)
     for name in ("POOL_FIELDS", "LANE_FIELDS", "REQUEST_FIELDS"):
-        names = [field for field, _ in fields_of(every, name)]
+        names = [entry[0] for entry in fields_of(every, name)]
         assert len(names) == len(set(names))
     assert fields_of((VllmV1(), VllmV1()), "POOL_FIELDS") == fields_of((VllmV1(),), "POOL_FIELDS")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from core.called import called
 from windtunnel.core.engine import Demand
 from windtunnel.core.records import NONE, attributes, records
-from windtunnel.core.schedulers import sglang_radix as radix
-from windtunnel.core.schedulers.sglang_radix import TREE_OF_LANE, Tree
+from windtunnel.core.schedulers.sglang_tree import eviction, radix
+from windtunnel.core.schedulers.sglang_tree.radix import TREE_OF_LANE, Tree
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
@@ -40,7 +40,7 @@ def unlock(tree, lanes, node):  # type: ignore[no-untyped-def]
 
 @called
 def evict(tree, lanes, tokens):  # type: ignore[no-untyped-def]
-    radix.evict(tree, lanes[0], tokens)
+    eviction.evict(tree, lanes[0], tokens)
 
 
 class Cache:

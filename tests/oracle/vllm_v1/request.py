@@ -36,6 +36,8 @@ class Request:
     """Lower is better."""
     name: str = ""
     """Decides between equal priorities and arrivals, compared as text."""
+    server: int = 0
+    """The API server that took it in."""
     adapter: int = 0
     """Number of its LoRA adapter; 0: the base model."""
     images: tuple[Image, ...] = ()

@@ -16,7 +16,7 @@ from kernel_tables import (
 from windtunnel.hardware import device
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
-from windtunnel.perf.kinds.collective import Collective, LinkTable
+from windtunnel.perf.kinds.collective import Collective, LinkTable, SummedInParts
 from windtunnel.perf.predictor import Perfect, Predictor, roofline
 
 
@@ -121,3 +121,27 @@ def test_over_pcie_the_faster_of_the_own_kernel_and_nccl_counts(systems: Path) -
     found = link.times(Collective("all_reduce", 4, 1), np.array(sizes, dtype=float))
     assert found is not None
     np.testing.assert_allclose(found.seconds, [1e-5, 5e-5, 2e-3], rtol=1e-9)
+
+
+def test_a_sum_in_parts_is_a_scatter_and_a_gather(systems: Path) -> None:
+    """From 64 rows of 16 on, where 2 GPUs divide them; between two sizes each takes a power of the size."""
+    sizes, latency = (
+        [512, 8192],
+        {"all_reduce": (0.01, 0.04), "reduce_scatter": (0.02, 0.02), "all_gather": (0.03, 0.05)},
+    )
+    columns = [(op, size, took) for op, times in latency.items() for size, took in zip(sizes, times, strict=True)]
+    ops, messages, took = (list(column) for column in zip(*columns, strict=True))
+    rows = {"num_gpus": 2, "kernel_source": "one", "nccl_dtype": "half"}
+    rows |= {"op_name": ops, "message_size": messages, "latency": took}
+    write_table(systems, "h100_sxm/comm/nccl/2.29.2/nccl_perf", rows)
+    database = open_database("h100_sxm", "vllm")
+    assert database is not None
+    kernel = SummedInParts(Collective("all_reduce", 2, 16), 64)
+    at, none = np.array([32.0, 512.0]), np.zeros(2)
+    found = kernel.measured(Measured(database, H100), at, none)
+    assert found is not None
+    assert found.seconds == pytest.approx([10e-6, 70e-6])
+    odd = kernel.measured(Measured(database, H100), np.array([65.0]), np.zeros(1))
+    assert odd is not None
+    assert 10e-6 < odd.seconds[0] < 40e-6
+    assert kernel.bound(H100, at, none) == pytest.approx(kernel.whole.bound(H100, at, none))

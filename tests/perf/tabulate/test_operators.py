@@ -429,3 +429,17 @@ def test_shared_experts_run_beside_the_others() -> None:
 
 
 NO_OVERLAP = ALL.without("shared_expert_overlap")
+
+
+def test_sums_in_parts_are_scattered_normalised_and_gathered() -> None:
+    """On 8 GPUs, from 1,024 tokens on that they divide: as many bytes on the link, and an eighth of each norm."""
+    of = pool("Llama-3.1-70B", "h100", tensor_parallel_size=8, sequence_parallel_min_tokens=1024)
+    whole = {op.name: op for op in operators(pool("Llama-3.1-70B", "h100", tensor_parallel_size=8))}
+    tokens, none = np.array([512.0, 1028.0, 2048.0]), np.zeros(3)
+    norm = named(operators(of), "norm").kernel
+    assert norm.bytes_moved(tokens, none).tolist() == [65536.0 * 512, 65536.0 * 1028, 65536.0 * 256]
+    reduced, plain = named(operators(of), "mlp_all_reduce").kernel, whole["mlp_all_reduce"].kernel
+    assert reduced.bytes_moved(tokens, none).tolist() == plain.bytes_moved(tokens, none).tolist()
+    assert reduced.communicates
+    alone = operators(pool("Llama-3.1-70B", "h100", sequence_parallel_min_tokens=1024, quantization="fp8"))
+    assert named(alone, "norm").kernel == Elementwise(65536.0)

@@ -43,13 +43,14 @@ def test_a_lane_starts_inside_its_session_and_plays_it_again_from_the_beginning(
         (0, [], 0.0, 300, 1, -1, 0),  # the primer
         (0, [0], 0.0, 400, 1, 0, 300),  # of the warm-up; the primer's answer is another one
         (0, [first], 4.0, 500, 10, first, 400),
-        (0, [second], 300.0, 600, 10, second, 510),
+        (0, [second], 500.0, 600, 10, second, 510),
     ]
     assert found.measured is not None
     assert (found.measured.warm_up.tolist(), found.measured.opening.tolist()) == ([0, first], [second])
+    assert (found.measured.tree_gap, found.measured.idle_gap) == (300.0, 10.0)
     again = [row for row in rows(found) if row[0] == 1]
     assert [row[2:5] for row in again] == [
-        (t, p, 10) for t, p in zip([0, 1, 2, 3, 4, 300], range(100, 700, 100), strict=True)
+        (t, p, 10) for t, p in zip([0, 1, 2, 3, 4, 500], range(100, 700, 100), strict=True)
     ]
     assert again[0][5:] == (0, 64)  # tools and system prompt
     assert again[1][6] == 110

@@ -28,7 +28,7 @@ from windtunnel.cli.plan.flags import (
     Cluster,
 )
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
-from windtunnel.cli.plan.other_loads import cases_of, draws_of, loads_of
+from windtunnel.cli.plan.other_loads import cases_of, draws_of, loads_of, more_draws_of
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
@@ -308,7 +308,7 @@ def _finish(
     from windtunnel.cli.plan.show import show_plan
     from windtunnel.cli.terminal import show, table, wrapped
 
-    answer, advice, what_ifs, surveyed, risky, why, common, assumed = chosen
+    answer, advice, what_ifs, surveyed, risky, why, common, depends = chosen
     if as_json:
         more = ({"line": line.spec()} if line else {}) | ({"models": models_of(models).to_json()} if models else {})
         show_json(document(chosen, verdict) | more)
@@ -320,7 +320,7 @@ def _finish(
         several = [models_table(models_of(models))] if models else []
         several += [loads_table(common)] if common and common.best else []
         loads = len(common.answers) if common else 1
-        show_plan(answer, advice, what_ifs, verdict, risky, verbose, (*assumed, *why), several, loads)
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose, (*depends, *why), several, loads)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
@@ -361,8 +361,8 @@ class Found(NamedTuple):
     """Why what was asked about did not win."""
     common: "Common | None" = None
     """The best under several loads at once, where they were asked."""
-    assumption: tuple[str, ...] = ()
-    """How much the answer depends on what prompts are assumed to share."""
+    depends: tuple[str, ...] = ()
+    """How much the answer depends on the draw of the load, and on what prompts are assumed to share."""
 
 
 class Asked(NamedTuple):
@@ -393,6 +393,8 @@ class Searched(NamedTuple):
     answer: "SearchResult"
     what_ifs: "WhatIf | None"
     common: "Common | None"
+    narrow: str | None = None
+    """What is said of the winner before, which did not carry more draws of the load."""
 
     @property
     def by_load(self) -> "Mapping[str, SearchResult]":
@@ -440,7 +442,11 @@ def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_seve
             space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
             watch=watch, others=others, during=progress, stop=stop,
         )  # fmt: skip
-    what_ifs, together = None, None
+    what_ifs, together, narrow = None, None, None
+    if not loads:
+        with progress("comparing deployments of equal cost"):
+            answer, narrow = carried(settle(answer, store), more_draws_of(asked.load, wanted), means, name)
+        question = answer.question
     if loads or cases:
         with progress("searching under other loads"):
             named = (loads or {"this load": (question, objective)}) | cases
@@ -450,20 +456,35 @@ def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_seve
             each = {name: what_ifs.answers[name] for name in loads}
             together = common(each, wanted.weights or None, store=store, team=team)
         answer = together.alone()
-    else:
-        with progress("comparing deployments of equal cost"):
-            answer = settle(answer, store)
     store.finish(name, answer.to_json())
-    return Searched(asked, answer, what_ifs, together)
+    return Searched(asked, answer, what_ifs, together, narrow)
+
+
+def carried(
+    answer: "SearchResult", more: "Sequence[tuple[int, Workload]]", means: Means, name: str
+) -> "tuple[SearchResult, str | None]":
+    """The result whose winner carries more draws of the load as well, and what is said of one that does not."""
+    from windtunnel.cli.plan.show import watching
+    from windtunnel.plan.answer.draws import missed_draws, searched_again, too_close
+    from windtunnel.plan.answer.ties import settle
+
+    missed = missed_draws(answer, more)
+    if not missed:
+        return answer, None
+    store, team, stop = means
+    with watching(f"{name}, more draws") as watch:
+        again = settle(searched_again(answer, more, store=store, team=team, watch=watch, stop=stop), store)
+    return again, too_close(answer, missed, 1 + len(answer.question.draws) + len(more))
 
 
 def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Found:
     """What follows from a search's winner, and for a page the survey."""
     from windtunnel.plan.advice import advise
+    from windtunnel.plan.answer.draws import close
     from windtunnel.plan.answer.recommendation import riskier
     from windtunnel.plan.survey import survey
 
-    (load, space, *_), answer, what_ifs, together = chosen
+    (load, space, *_), answer, what_ifs, together, narrow = chosen
     doubted, risky = wanted.buyer.asked(space), None
     if together is None:
         with progress("looking for cheaper, riskier deployments"):
@@ -476,7 +497,9 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
     if kept.report is not None:
         with progress("surveying for the page"):
             surveyed = survey(answer, means.store, means.team)
-    return Found(answer, advice, what_ifs, surveyed, risky, why, together, assumption(answer, load))
+    near = narrow or (close(advice.rate, advice.draws) if advice else None)
+    depends = (*([near] if near else []), *assumption(answer, load))
+    return Found(answer, advice, what_ifs, surveyed, risky, why, together, depends)
 
 
 def assumption(answer: "SearchResult", load: Load) -> tuple[str, ...]:
@@ -559,10 +582,10 @@ def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
     from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
     from windtunnel.plan.objective import purchase_of
 
-    answer, advice, what_ifs, _, risky, why, common, assumed = chosen
+    answer, advice, what_ifs, _, risky, why, common, depends = chosen
     purchase = purchase_of(answer.objective)
     said = [sentence(answer, answer.best, len(common.answers) if common else 1)] if answer.best else []
-    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase), *assumed) if text]
+    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase), *depends) if text]
     found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
     found |= {"why_not": list(why)} if why else {}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}

@@ -51,8 +51,8 @@ class Axes:
     router: Values = ()
     """[round_robin; for a target rate also least_outstanding vllm_dp, for lanes session_affinity prefix_aware]"""
     axis: Values = ()
-    """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. block_size=16,32;
-    several are separated by spaces."""
+    """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. block_size=16,32
+    or "store=none,tier=host capacity=1e12"; several are separated by spaces."""
 
     def space(
         self, model: str, constraints: "Constraints", devices_file: Path | None, routers: Values = ALONE

@@ -23,6 +23,8 @@ AS_IT_IS = {
     "quantization": "stored",
 }
 """Axes that keep the line's value, and what they are where it has none."""
+STORES = ("store",)
+"""Of which a line may have several, and an axis has one."""
 FROM_SPACE = ("router", "replicas", "device")
 
 
@@ -154,8 +156,10 @@ def space_around(
     fixed = {
         axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])
         for axis, value in words.items()
-        if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *given, *named)
+        if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *STORES, *given, *named)
     }
+    if len(stores := words.get("store", ())) == 1 and "store" not in named:
+        fixed["store"] = stores
     return replace(space, axes={**fixed, **space.axes})
 
 
@@ -231,4 +235,4 @@ def _said(value: Any) -> str:
 def answered(answer: "SearchResult") -> list[str]:
     """The settings of engines that were searched."""
     settings: Mapping[str, Any] = answer.enumeration.candidates[0].settings
-    return [name for name in settings if name not in ("device", "router", "replicas", "engine")]
+    return [name for name in settings if name not in ("device", "router", "replicas", "engine", "store")]

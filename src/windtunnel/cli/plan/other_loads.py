@@ -88,3 +88,13 @@ def draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
     if not (wanted.finds_replicas(load) and load.varies):
         return ()
     return tuple((seed, load.corpus.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))
+
+
+def more_draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
+    """Further draws, which the winner of a search must carry; none where one is all that is asked for, or lanes."""
+    from windtunnel.plan.answer.draws import TIMES
+
+    if load.lanes is not None or not draws_of(load, wanted):
+        return ()
+    seeds = range(load.seed + wanted.seeds, load.seed + TIMES * wanted.seeds)
+    return tuple((seed, load.corpus.workload(seed)) for seed in seeds)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.clients import play_of, waits_of
+from windtunnel.core.clients import Window, play_of, waits_of
 from windtunnel.core.disaggregation.link import (
     EVENT,
     FAILS,
@@ -169,7 +169,10 @@ def run(
     passing.folding = folding_of(passing.fleet) if folds else None
     passing.state.counters[JUMPS] = jumps
     passing.order.in_step[0] |= in_step
+    window = Window(demand, passing.course)
     passing.go(np.inf)
+    while window.turns(passing.state, passing.course, passing.arrivals, np.inf):
+        passing.go(window.closes)
     raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))
     check(passing.state)
     if passing.folding:
@@ -448,7 +451,7 @@ def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
     rank_of_lane[lanes] = state.lanes["rank"]
     sizes = handed["moved"] * crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(n)
     lost = np.flatnonzero(handed["lost"])
-    used = [use._replace(pool=int(order[use.pool])) for use in use_of(state.stores, passing.fleet)]
+    used = [use._replace(pool=int(order[use.pool])) for use in use_of(state.stores, passing.fleet, state.lanes)]
     return Handed(
         table,
         rows,

@@ -56,6 +56,7 @@ from windtunnel.core.records import (
     State,
 )
 from windtunnel.core.routing import bring, note_end
+from windtunnel.core.step import uncount
 from windtunnel.core.stores.waits import come
 
 # A group.
@@ -410,7 +411,7 @@ def time_out(
     if transfers.rules[0].gated:
         lane = state.lanes[one.prefill_lane]
         lane.coming -= 1
-        lane.outstanding -= 1
+        uncount(lane, state.requests, r)
         note_end(state, state.routing, r)
     lose(state, order, course, transfers, second, r, time)
 
@@ -422,7 +423,7 @@ def lose(state: State, order: Order, course: Array, transfers: Transfers, second
     transfers.handed[r].lost = 1
     state.requests[row].finish = time
     lane = state.lanes[state.requests[row].lane]
-    lane.outstanding -= 1
+    uncount(lane, state.requests, row)
     note_end(state, second.routing, row)
     free_prompt(state, order, course, transfers, second, r, time)
     if lane.outstanding > 0:

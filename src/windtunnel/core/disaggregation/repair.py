@@ -11,6 +11,7 @@ from windtunnel.core.log import hold_until
 from windtunnel.core.queues import withdraw
 from windtunnel.core.records import Array, State
 from windtunnel.core.routing import note_end
+from windtunnel.core.step import uncount
 
 CUT, SEND, FREE, UNASK, UNCOME, GONE_THERE, LOSE, LET_GO = range(8)
 """What is done about a request: its transfer leaves the NICs; it begins; the prefill lane frees the blocks of its
@@ -38,7 +39,7 @@ def unask(state: State, order: Order, course: Array, transfers: Transfers, secon
     row = len(transfers.handed) + r
     take_back(state, transfers, row, time)
     lane = state.lanes[state.requests[row].lane]
-    lane.outstanding -= 1
+    uncount(lane, state.requests, row)
     note_end(state, second.routing, row)
     if lane.outstanding > 0:
         wake(state, second, order, course, lane.group, time)
@@ -73,7 +74,7 @@ def repair(
     elif what == UNCOME:
         lane = state.lanes[transfers.handed[r].prefill_lane]
         lane.coming -= 1
-        lane.outstanding -= 1
+        uncount(lane, state.requests, r)
         note_end(state, state.routing, r)
     elif what == GONE_THERE:
         lane = state.lanes[state.requests[n + r].lane]

@@ -13,6 +13,7 @@ from math import inf, isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.core.disaggregation.handover import Crossing, Handed, numbers_of, of_role, pools_of, prepared, record_of
 from windtunnel.core.disaggregation.link import (
@@ -96,7 +97,7 @@ class PoolService(Service):
         self.transfers, self.order = self.passing.transfers, self.passing.order
         self.state, self.course, self.arrivals = self.passing.state, self.passing.course, self.passing.arrivals
         self.state.counters[JUMPS] = jumps
-        self._go(-1.0)  # each request's two rows are made
+        self._make(-1.0)  # each request's two rows are made
         self.blank, self.unhanded = Blank(self.state, self.fleet), np.array(self.transfers.handed)
         routing: list[Any] = [side["routing"] for side in self.passing.sides]
         self.indices = [None if one is None else one.lanes.copy() for one in routing]
@@ -124,7 +125,7 @@ class PoolService(Service):
 
     # Between two calls of the loop.
 
-    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+    def _make(self, until: float, arrivals: Integers | None = None) -> None:
         course = None
         if arrivals is not None:
             course = self.course.copy()
@@ -149,21 +150,15 @@ class PoolService(Service):
         else:
             super()._happen(kind, who, time)
 
-    def _forget_ended(self, time: float) -> None:
+    def _ended(self, time: float) -> NDArray[np.bool_]:
         rows: Any = self.state.requests
         handed: Any = self.transfers.handed[self.low :]
         prompts, rest = rows[self.low : self.n], rows[self.n + self.low : 2 * self.n]
         last = (handed["goes"] + handed["stays"]) > 0
         states = np.where(last, rest["state"], prompts["state"])
         finish = np.where(last, rest["finish"], prompts["finish"])
-        ended = (np.isin(states, ENDED) & ~(finish > time)) | (handed["lost"] > 0)
-        self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
-
-    def _some_left(self, time: float) -> bool:
-        if self.course[CAME] < len(self.arrivals):
-            return True
-        self._forget_ended(time)
-        return self.low < self.n
+        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time)) | (handed["lost"] > 0)
+        return ended
 
     # Who is there.
 

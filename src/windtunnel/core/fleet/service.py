@@ -10,7 +10,9 @@ from math import inf, isfinite
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from windtunnel.core.clients import Window
 from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
@@ -96,6 +98,7 @@ class Service:
         self.lost: list[int] = []
         self.low = 0
         """Requests before this one have ended."""
+        self.window = Window(demand, self.course)
         self.came = np.sort(demand.arrival[np.isfinite(demand.arrival)])
         self.events: list[tuple[float, int, int]] = [
             (failure.time, FAIL, k) for k, failure in enumerate(fleet.failures)
@@ -136,8 +139,13 @@ class Service:
             self._ready(self.roster.life_of(who), time)
 
     def _go(self, until: float, arrivals: Integers | None = None) -> None:
-        """Let the loop make everything before ``until``; ``arrivals``: in place of clients, requests that are sent
-        again."""
+        """Let the loop make everything before ``until``, and what counts of the run begin and end on the way;
+        ``arrivals``: in place of clients, requests that are sent again."""
+        self._make(min(until, self.window.closes), arrivals)
+        while self.window.turns(self.state, self.course, self.arrivals, until):
+            self._make(min(until, self.window.closes))
+
+    def _make(self, until: float, arrivals: Integers | None = None) -> None:
         course = self.course
         if arrivals is not None:
             course = self.course.copy()
@@ -155,15 +163,18 @@ class Service:
 
     def _some_left(self, time: float) -> bool:
         """Whether any request has not ended by then."""
-        if self.course[CAME] < len(self.arrivals):
+        if self.course[CAME] < len(self.arrivals) or not self.window.opened:
             return True
         self._forget_ended(time)
-        return self.low < len(self.state.requests)
+        return self.low < len(self.window.never)
 
     def _forget_ended(self, time: float) -> None:
-        rows: Any = self.state.requests[self.low :]
-        ended = np.isin(rows["state"], (GONE, REFUSED, IGNORED)) & ~(rows["finish"] > time)
+        ended = self._ended(time) | self.window.never[self.low :]
         self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
+
+    def _ended(self, time: float) -> NDArray[np.bool_]:
+        rows: Any = self.state.requests[self.low :]
+        return np.isin(rows["state"], (GONE, REFUSED, IGNORED)) & ~(rows["finish"] > time)
 
     # Who is there.
 
@@ -204,6 +215,9 @@ class Service:
         self._let_in(life, time)
 
     def _let_in(self, life: Life, time: float) -> None:  # noqa: ARG002 - of what pool it is counts in others
+        self._open_door(time)
+
+    def _open_door(self, time: float) -> None:
         """There is a replica again for those that wait for one."""
         states: Any = self.state.requests["state"]
         waiting = np.flatnonzero(states == AT_DOOR).tolist()
@@ -236,7 +250,6 @@ class Service:
         if self.roster.fail(life, failure.down, time):
             heappush(self.events, (life.ready, READY, j))
         self._open()
-        states: Any = self.state.requests["state"]
         if self.fleet.on_failure == "lost":
             self.lost += victims
             self._send(victims, GONE, time)
@@ -245,10 +258,14 @@ class Service:
             self.retried[r] = self.retried.get(r, 0) + 1
         if len(self.state.there):
             self._send(victims, AGAIN, time)
-            return
+        else:
+            self._wait_at_door(victims, time)
+
+    def _wait_at_door(self, requests: list[int], time: float) -> None:
+        """No replica is there for these requests."""
         self.sends += 1
-        for k, r in enumerate(victims):
-            self.place[r], states[r] = (time, self.sends, k), AT_DOOR
+        for k, r in enumerate(requests):
+            self.place[r], self.state.requests["state"][r] = (time, self.sends, k), AT_DOOR
 
     def _clear(self, j: int, time: float) -> list[int]:
         """A replica that has computed nothing takes the place of one that is no more: the requests that it had, in the
@@ -401,7 +418,7 @@ class Service:
             state.groups["replica"][state.lanes["group"]],
             state.lanes["rank"],
             lives=self.roster.account(retries, sorted(lost)),
-            tiers=use_of(state.stores, self.fleet),
+            tiers=use_of(state.stores, self.fleet, state.lanes),
         )
 
     def _last_event(self) -> float:

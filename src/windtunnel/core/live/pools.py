@@ -94,7 +94,7 @@ class LivePools(Live):
         """The state as the router of new requests sees it."""
         return self.views[0]
 
-    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+    def _make(self, until: float, arrivals: Integers | None = None) -> None:
         passing: Passing = self.passing
         course = self.course
         if arrivals is not None:
@@ -249,8 +249,12 @@ class LivePools(Live):
                 self.transfers.work[r] = self.between.work(np.array([1 + again]))[0]
         return int(rest["output"][0]) - again
 
-    def forget_caches(self) -> None:
-        """Nothing is cached any more on any replica, and no router believes it: none of them may have requests."""
+    def forget_caches(self, time: float) -> None:
+        """Nothing is cached any more on any replica, and no router believes it. Raises InputError while requests are
+        under way."""
+        self.now = max(self.now, time)
+        if not self.at_rest or (self.state.lanes["outstanding"] > 0).any():
+            raise InputError("prefill and decode pools: lose no memory while requests are under way")
         for i in range(len(self.state.lanes)):
             self.blank.clear_lane(self.state, i)
         for g in range(len(self.state.groups)):

@@ -48,8 +48,8 @@ class Stream:
     """A fleet whose requests come in pieces, one after the other in time."""
 
     def __init__(self, fleet: Fleet, router: int, numbers: np.random.Generator, slots: int = SLOTS) -> None:
-        """``numbers``: of the random router. Raises InputError for vLLM's v0 scheduler with a prefix cache, whose
-        requests have a fixed place in it."""
+        """``numbers``: of the random router, and of API servers. Raises InputError for vLLM's v0 scheduler with a
+        prefix cache, whose requests have a fixed place in it."""
         self.fleet, self.router, self._numbers = fleet, router, numbers
         self.state = new_state(fleet, nobody(slots, 0), np.zeros(1), router)
         cache = getattr(self.state.extra, "cache", None)
@@ -83,7 +83,7 @@ class Stream:
             self.state.routing.requests[places] = fresh.routing.requests
         self._noted[places] = False
         self._there = np.concatenate([self._there, places])
-        if self.router == RANDOM:
+        if self.router == RANDOM or (self.state.pools["servers"] > 1).any():
             drawn = int(self.state.counters[ROUTED])
             kept = self.state.uniforms[drawn:] if self._count > n else np.zeros(0)
             self.state = self.state._replace(uniforms=np.append(kept, self._numbers.random(max(n - len(kept), 0))))

@@ -15,7 +15,7 @@ from windtunnel.core.log import write_step
 from windtunnel.core.pipelines.stages import Pipe, begin_lines, pass_stages, pass_stages_decoding
 from windtunnel.core.records import HALTS, IDLE, JUMPS, NONE, ROWS, STEPPED, Array, Group, Lane, Pool, State
 from windtunnel.core.seats import PHASES
-from windtunnel.core.step import begin_boundary, count_released
+from windtunnel.core.step import begin_boundary, count_released, uncount
 
 
 @part
@@ -46,8 +46,9 @@ def least_busy(state: State, g: int) -> int:
 def hand_over(state: State, lane: Lane, r: int) -> Lane:
     """The engine that gets the request which has come to ``lane``, one of the group's."""
     i = least_busy(state, lane.group)
-    lane.outstanding -= 1
+    uncount(lane, state.requests, r)
     state.lanes[i].outstanding += 1
+    state.lanes[i].in_flight[state.requests[r].server] += 1
     state.requests[r].lane = i
     return state.lanes[i]
 

@@ -53,8 +53,9 @@ from windtunnel.core.schedulers.sglang_memory import (
     retract,
     take_pages,
 )
-from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, radix_tree, with_more_nodes
-from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
+from windtunnel.core.schedulers.sglang_tree.loads import set_host, waits
+from windtunnel.core.schedulers.sglang_tree.radix import EVICTION, LEFT, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_tree.radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_turns import (
     LANE_FIELDS,
     POOL_FIELDS,
@@ -68,7 +69,7 @@ from windtunnel.core.schedulers.sglang_turns import (
     set_pool,
 )
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
-from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
+from windtunnel.core.step import begin_boundary, depart, emit_first
 from windtunnel.core.texts.owners import begins
 from windtunnel.errors import InputError
 
@@ -96,7 +97,7 @@ class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     tree: Any
-    """sglang_radix.Tree, or None where no pool has a radix cache."""
+    """sglang_tree.radix.Tree, or None where no pool has a radix cache."""
     flying: Array
     """[tables of seats, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last
     decode is in it, in the order of the batch: a retraction may sort the seats before that is known."""
@@ -119,6 +120,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     lanes["chunked"], lanes["preempted"], lanes["idle"] = NONE, NONE, 1
     lanes["ratio"], lanes["free"] = pools["init_ratio"][pool_of_lane], pools["num_blocks"][pool_of_lane]
     lanes["page"] = pools["page"][pool_of_lane]
+    set_host(fleet, lanes, pool_of_lane)
     lanes["evicts"] = np.array([EVICTION[policy.radix_eviction_policy] for policy in fleet.policies])[pool_of_lane]
     requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     requests["node"], requests["name"] = NONE, np.arange(len(requests))
@@ -313,7 +315,7 @@ def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
         drop_ended(lane, seats)
         if lane.top < before:
             lane.full = 0
-    lane.chunks, lane.chunk_tokens, lane.step_decodes = 0, 0, 0
+    lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.loading = 0, 0, 0, 0
     found = not is_held_off(pool, lane) and prefill(state, extra, pool, lane, seats, start)
     if found:
         lane.interval_left = pool.interval
@@ -345,8 +347,8 @@ def log_round(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the round that was decided."""
     lane = state.lanes[i]
     lane.row = state.counters[ROWS]
-    new = count_new(lane, state.requests, state.seats[lane.table])
-    write_step(state, pool, state.groups[lane.group], lane, state.seats[lane.table], start, new, 0.0)
+    seats, late = state.seats[lane.table], waits(state, pool, i, start)
+    write_step(state, pool, state.groups[lane.group], lane, seats, start, count_new(lane, state.requests, seats), late)
     report_blocks(state, pool, lane.row, state.counters[ROWS])
 
 
@@ -503,7 +505,7 @@ def step(state: State, pool: Pool, group: Group) -> int:
 def step_through(state: State, pool: Pool, group: Group, turns: Any) -> int:
     """A round of one stage, or the turn of a micro-batch."""
     if turns is None:
-        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+        return steps.step(state, pool, group, decide, conclude, pass_over, waits)
     return sglang_turns.step(state, pool, group, turns, decide_round, log_round, take_off, land)
 
 

@@ -18,12 +18,14 @@ from windtunnel.core.schedulers.sglang_memory import (
     expected_rest,
     left_of,
     look_up,
+    make_room,
     make_way,
     paged,
     requeue,
     urgency,
 )
-from windtunnel.core.schedulers.sglang_radix import LRU, Tree, common, descend, lock, renew, unlock
+from windtunnel.core.schedulers.sglang_tree.host import FEWEST, load, offer_on_host
+from windtunnel.core.schedulers.sglang_tree.radix import LRU, Tree, common, descend, lock, renew, unlock
 from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk
 
 # The order of the queue (SchedulePolicy). It sorts for good: a queue keeps the order that one round gave it.
@@ -157,7 +159,7 @@ def match_queue(tree: Tree, pool: Pool, lane: Lane, requests: Array, scratch: Ar
             if not deferred:
                 scratch[OTHERS, others] = r
                 others += 1
-        set_key(pool, lane, keys, i, request, min(request.context, known - 1), deferred)
+        set_key(pool, lane, keys, i, request, min(request.context + request.on_host, known - 1), deferred)
 
 
 @part
@@ -393,7 +395,8 @@ def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scra
     if wanted > unreserved(lane) or (pool.newer and wanted == unreserved(lane)):
         verdict = NO_MEMORY
     elif pool.newer and not pool.cuts:
-        verdict = STOP if lane.batch > 0 and paged(pool, rest) >= pool.max_prefill_tokens - lane.computed else CONTINUE
+        charge = paged(pool, rest - request.on_host)
+        verdict = STOP if lane.batch > 0 and charge >= pool.max_prefill_tokens - lane.computed else CONTINUE
     elif first_part(pool, lane, request) <= 0:
         verdict = STOP
     if tree is not None and pool.radix_cache and verdict != CONTINUE:
@@ -405,14 +408,32 @@ def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scra
 def first_part(pool: Pool, lane: Lane, request: Request) -> int:
     """Tokens of a candidate that the round can compute: all, or as many as the chunk has left; a cut ends on a border
     of pages (0.5), unless memory is followed to every end."""
-    rest, left = request.prompt + request.generated - request.context, chunk_left(pool, lane)
+    context = request.context + request.on_host
+    rest, left = request.prompt + request.generated - context, chunk_left(pool, lane)
     if not pool.newer or pool.exact_release:
         return min(rest, left)
     if paged(pool, rest) <= left:
         return rest
     if lane.chunked != NONE and pool.order == SHORTEST_PREFILL:  # one prompt at most is part-way
         return 0
-    return (request.context + left // pool.page * pool.page) // pool.page * pool.page - request.context
+    return (context + left // pool.page * pool.page) // pool.page * pool.page - context
+
+
+@part
+def comes_back(tree: Tree, pool: Pool, lane: Lane, request: Request) -> bool:
+    """Whether what the host has of a candidate, which may be admitted with it, comes back; else it is computed."""
+    tokens, node = request.on_host, request.host_node
+    if tokens >= FEWEST:
+        tree.nodes[node].locks += 1  # it stays on the host while room is made
+        make_room(tree, pool, lane, tokens)
+        tree.nodes[node].locks -= 1
+        if lane.free - lane.evictable >= tokens:
+            lane.found += tokens if np.isnan(request.scheduled) else 0
+            load(tree, lane, request)
+            return True
+    offer_on_host(tree, lane, node)
+    request.on_host = 0
+    return False
 
 
 # A round.
@@ -465,6 +486,10 @@ def admit(
             look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
         request.looked = request.prompt + request.generated
         verdict = judge(tree, pool, lane, requests, seats, extra.scratch, r)
+        found = request.on_host > 0 and verdict == CONTINUE
+        if tree is not None and found and not comes_back(tree, pool, lane, request):
+            unlock(tree, lane, request.node)
+            verdict = judge(tree, pool, lane, requests, seats, extra.scratch, r)
         if verdict == CONTINUE:
             tokens = first_part(pool, lane, request) if pool.cuts else request.looked - request.context
             pop_first(lane, requests)

@@ -11,12 +11,13 @@ from typing import Any
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import ask_again, put_last
 from windtunnel.core.records import DECODE, IGNORED, NONE, QUEUED, Array, Lane, Pool, Request, State
-from windtunnel.core.schedulers.sglang_radix import (
+from windtunnel.core.schedulers.sglang_tree.eviction import evict
+from windtunnel.core.schedulers.sglang_tree.host import adopt, copy_entered, part_on_host
+from windtunnel.core.schedulers.sglang_tree.radix import (
     LRU,
     Tree,
     credit,
     descend,
-    evict,
     insert,
     lock,
     offer,
@@ -226,10 +227,13 @@ def allocate_decodes(tree: Any, fault: Array, pool: Pool, lane: Lane, requests: 
 
 @compiled
 def look_up(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens: int) -> None:
-    """What is in memory of a waiting request's first ``tokens``; its last known token is always computed."""
+    """What is in memory of a waiting request's first ``tokens``, and on the host behind it; its last known token is
+    always computed."""
     request.context, request.node = descend(tree, lane, r, lane.root, 0, tokens)
     if pool.newer:
         renew(tree, lane, request.node)
+    if lane.host > 0:
+        part_on_host(tree, request)
 
 
 @part
@@ -237,11 +241,15 @@ def enter(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens: 
     """Put its whole pages into the tree for others to find; returns where they end. From 0.5 on a node ends where the
     prompt does, so that outputs can be evicted before prompts."""
     node = insert(tree, lane, request, r, tokens)
+    if lane.host > 0:
+        adopt(tree, lane, node, request.node)
     if pool.newer:
         depth, prompt = tokens - tokens % pool.page, request.prompt - request.prompt % pool.page
-        if lane.evicts != LRU:
+        if lane.evicts != LRU or lane.write_after > 0:
             credit(tree, lane, node, depth, request.entered, request.priority)
             request.entered = max(request.entered, depth)
+        if lane.write_after > 0:
+            copy_entered(tree, lane, node)
         if 0 < prompt < depth:
             upper = part_at(tree, lane, node, depth, prompt)
             if lane.evicts != LRU:

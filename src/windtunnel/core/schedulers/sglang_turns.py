@@ -31,7 +31,8 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.schedulers.sglang_admission import ORDERS
-from windtunnel.core.schedulers.sglang_radix import TREE_OF_LANE, evict
+from windtunnel.core.schedulers.sglang_tree.eviction import evict
+from windtunnel.core.schedulers.sglang_tree.radix import TREE_OF_LANE
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST, WHO
 from windtunnel.core.step import begin_boundary, count_released
 
@@ -343,7 +344,7 @@ LANE_FIELDS: Fields = [
         *("joinings", "processed", "refreshes"),  # so far: requests that queued, prompt tokens, looks at the queue
         "ends",  # entries in the list of ends, NONE before it is made
     ),
-    ("reserved", np.float64),
+    *((name, np.float64) for name in ("reserved", "load_s")),  # the latter: seconds that a token takes from the host
     *TREE_OF_LANE,
     *TURNS_OF_LANE,
     *PIPE_OF_LANE,
@@ -353,6 +354,7 @@ REQUEST_FIELDS: Fields = _integers(
     "declared",  # tokens; the scheduler knows only this number
     "filled",  # tokens in the cache after the round that computes its prompt
     "node",  # where those before it end in the tree; locked from admission on
+    *("host_node", "on_host"),  # where what only the host has behind them ends, and its tokens
     "ends",  # the clock at its last token; NONE until its prompt has run
     "came",  # from another lane, and has not taken part in a round since
     "made_way",  # when it was last sent back, it was for a more urgent one

@@ -134,14 +134,32 @@ def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
         if some and not policy.takes_stores:
             raise InputError(
                 "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
-                f"cache, not with {policy}: SGLang's HiCache and TensorRT-LLM's host memory go by other rules"
+                "cache, and with SGLang's of 0.5 in one stage, its radix cache and radix_eviction_policy='lru', not "
+                f"with {policy}: TensorRT-LLM's host memory goes by other rules"
             )
+        _require_fitting(some, policy)
         if some and policy.async_scheduling and not getattr(policy, "return_victim_tokens", True):
             raise InputError(
                 "stores: not simulated with return_victim_tokens=False and async_scheduling, where vLLM ≤ 0.10 counts "
                 "tokens of preempted requests as computed whose blocks are gone, and would write them: use "
                 "async_scheduling=False, as vLLM 0.10 runs by default, or leave the stores out"
             )
+
+
+def _require_fitting(some: Sequence[Any], policy: Settings) -> None:
+    """Raise InputError for what a scheduler's own host memory does not do, or only that does."""
+    if type(policy).__name__ != "Sglang":  # only named, so that an edit of its settings compiles nothing anew
+        if any(each.on_eviction for each in some):
+            raise InputError("stores: on_eviction=true: simulated with SGLang's scheduler: leave it out")
+        return
+    names = [getattr(each, "tier", None) or getattr(each, "name", None) for each in some]
+    if names != ["host"]:
+        raise InputError(
+            f"stores: {', '.join(map(str, names))}: SGLang's HiCache is simulated with one store: tier=host"
+        )
+    (one,) = some
+    if one.eviction != "lru" or one.shared_by not in (None, "replica") or one.latency:
+        raise InputError("stores: eviction, shared_by, latency: SGLang's HiCache is LRU and of a rank: leave them out")
 
 
 def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Stores | None:
@@ -277,10 +295,10 @@ def are_shared(stores: Stores | None, lanes: Any) -> bool:
     return stores is not None and bool(lanes["open"].any())
 
 
-def use_of(stores: Stores | None, fleet: Any) -> tuple[TierUse, ...]:
+def use_of(stores: Stores | None, fleet: Any, lanes: Any) -> tuple[TierUse, ...]:
     """What went through the stores, added up by pool and store."""
     if stores is None:
-        return ()
+        return _of_lanes(fleet, lanes) if any(fleet.tiers) else ()
     found, port = [], 0
     for pool, tiers in enumerate(fleet.tiers):
         ranks = int(fleet.num_lanes[pool])
@@ -289,6 +307,17 @@ def use_of(stores: Stores | None, fleet: Any) -> tuple[TierUse, ...]:
         for k, tier in enumerate(tiers):
             sums = (int(mine[name][k :: len(tiers)].sum()) for name in ("found", "read", "written"))
             found.append(TierUse(pool, tier.name, *sums))
+    return tuple(found)
+
+
+def _of_lanes(fleet: Any, lanes: Any) -> tuple[TierUse, ...]:
+    """The same where each lane has its own."""
+    found, first = [], 0
+    for pool, (tiers, count) in enumerate(zip(fleet.tiers, fleet.num_lanes, strict=True)):
+        mine = lanes[first : first + int(count)]
+        first += int(count)
+        sums = [int(mine[name].sum()) for name in ("found", "read", "written")]
+        found += [TierUse(pool, tier.name, *sums) for tier in tiers]
     return tuple(found)
 
 

@@ -67,12 +67,11 @@ class Flow:
         apart = any(aim.goodput for aim in (self.objective, *(aim for aim, _ in self.most)))
         self.order = list(orders(self.problem, self.forbidden))
         self.kinds = kinds_of(self.problem, apart or bool(self.order))
-        limits = self.problem.limits
         for kind in self.kinds:
-            if kind.prompt > limits.max_num_batched_tokens:
+            if kind.prompt > self.problem.prefill_tokens:
                 raise InputError(
-                    f"request {kind.members[0]}: its prompt of {kind.prompt} tokens is longer than a batch of "
-                    f"{limits.max_num_batched_tokens}, and state flow knows no chunks: use --program literal"
+                    f"request {kind.members[0]}: its prompt of {kind.prompt} tokens is longer than the "
+                    f"{self.problem.prefill_tokens} of a batch, and state flow knows no chunks: use --program literal"
                 )
         self.unbegun: list[list[Any]] = []
         self.unfinished: list[list[Any]] = []
@@ -96,7 +95,7 @@ class Flow:
 
     def _class(self, c: int, kind: Kind) -> None:
         """The flow of a class; how many of it have not begun, and not ended, before each batch."""
-        model, number, most = self.model, len(kind.members), self.problem.limits.max_num_batched_tokens
+        model, number, most = self.model, len(kind.members), self.problem.prefill_tokens
         waiting: Any = number
         resident: dict[int, Any] = {}
         evicted: dict[int, Any] = {}
@@ -157,6 +156,8 @@ class Flow:
             active = [(arc, count) for arc, count in rows if arc[2] in (ADMIT, DECODE, REFILL)]
             resident = [(arc, count) for arc, count in rows if arc[2] != EVICT]
             model.add(sum(self._tokens(arc) * count for arc, count in active) <= limits.max_num_batched_tokens)
+            whole = [(arc, count) for arc, count in active if arc[2] != DECODE]
+            model.add(sum(self._tokens(arc) * count for arc, count in whole) <= self.problem.prefill_tokens)
             model.add(sum(self._blocks(arc) * count for arc, count in resident) <= limits.num_blocks)
             model.add(sum(count for _, count in resident) <= limits.max_num_seqs)
             used = model.new_bool_var("")
@@ -181,10 +182,17 @@ class Flow:
         if objective.goodput is not None:
             return sum(self._misses(c, kind, objective.goodput, spans) for c, kind in enumerate(self.kinds))
         weights = objective.whole()
-        total: Any = weights.makespan * len(self.problem) * sum(spans) if weights.makespan else 0
+        times, gaps = objective.token_weights(self.problem.output_tokens)
+        total: Any = weights.makespan * times * len(self.problem) * sum(spans) if weights.makespan else 0
         for weight, waiting in ((weights.mean_e2el, self.unfinished), (weights.mean_ttft, self.unbegun)):
             if weight:
-                total = total + weight * sum(self._waited(waiting, span, j) for j, span in enumerate(spans))
+                counts = [sum(rows[j] for rows in waiting) for j in range(self.horizon)]
+                total = total + weight * times * self._waited(counts, spans, len(self.problem))
+        if any(gaps):
+            of_class = [gaps[kind.members[0]] for kind in self.kinds]
+            rows = list(zip(of_class, self.unfinished, self.unbegun, strict=True))
+            counts = [sum(gap * (ends[j] - begins[j]) for gap, ends, begins in rows) for j in range(self.horizon)]
+            total = total + self._waited(counts, spans, sum(gaps))
         return total
 
     def _misses(self, c: int, kind: Kind, limits: SLO, spans: list[Any]) -> Any:
@@ -229,14 +237,15 @@ class Flow:
                 self.model.add(before + idle >= arrival).only_enforce_if(admits)
         return idle + seconds
 
-    def _waited(self, waiting: list[list[Any]], span: Any, j: int) -> Any:
-        """The span of a batch times the requests that wait for its end."""
-        count = sum(rows[j] for rows in waiting)
-        number = len(self.problem)
+    def _waited(self, counts: list[Any], spans: list[Any], most: int) -> Any:
+        """The spans of batches times what waits for their ends, ``most`` at once."""
+        return sum(self._product(count, span, most) for count, span in zip(counts, spans, strict=True))
+
+    def _product(self, count: Any, span: Any, most: int) -> Any:
         if isinstance(count, int):
             return span * count
-        left, seconds = self.model.new_int_var(0, number, ""), self.model.new_int_var(0, LONGEST, "")
-        product = self.model.new_int_var(0, LONGEST * number, "")
+        left, seconds = self.model.new_int_var(0, most, ""), self.model.new_int_var(0, LONGEST, "")
+        product = self.model.new_int_var(0, LONGEST * most, "")
         self.model.add(left == count)
         self.model.add(seconds == span)
         self.model.add_multiplication_equality(product, [left, seconds])

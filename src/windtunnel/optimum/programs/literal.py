@@ -44,6 +44,7 @@ class Literal:
         self.emits = [[self.model.new_bool_var("") for _ in range(self.horizon)] for _ in requests]
         self.held: list[list[Any]] = [[] for _ in requests]
         self.seconds: list[list[Any]] = [[] for _ in requests]
+        self.decoded: list[list[Any]] = [[] for _ in requests]
         self.begun: list[list[Any]] = [[] for _ in requests]
         self.decoding = [self.model.new_bool_var("") for _ in range(self.horizon)]
         for i in requests:
@@ -93,7 +94,8 @@ class Literal:
             ended = self._if((emitted >= output, emitted <= output - 1))
             model.add(m == 0).only_enforce_if(ended)
             self._obey(i, j, works, d, e, held, ended)
-            self.seconds[i].append(self._work(c, works, d, held, m, peak))
+            self.decoded[i].append(self._both(d, works))
+            self.seconds[i].append(self._work(c, works, self.decoded[i][j], held, m, peak))
             self.held[i].append(m)
             size, held, emitted = after, m, emitted + g
         if self.objective.goodput is None:
@@ -127,7 +129,6 @@ class Literal:
         """Units that a request adds to a batch: its tokens, and the KV that a decode reads or the pairs of a chunk."""
         model, cost, whole = self.model, self.units.cost, self.units.whole
         reads, pairs = model.new_int_var(0, peak, ""), model.new_int_var(0, peak**2, "")
-        decodes = self._both(decodes, works)
         model.add(reads == m).only_enforce_if(decodes)
         model.add(reads == 0).only_enforce_if(decodes.negated())
         if whole(cost.per_pair):
@@ -152,6 +153,9 @@ class Literal:
         for j in range(self.horizon):
             tokens = sum(self.computed[i][j] for i in requests)
             model.add(tokens <= limits.max_num_batched_tokens)
+            if self.problem.prefill_tokens < limits.max_num_batched_tokens:
+                decoded = sum(self.decoded[i][j] for i in requests)
+                model.add(tokens - decoded <= self.problem.prefill_tokens)
             model.add(sum(self._blocks(self.held[i][j]) for i in requests) <= limits.num_blocks)
             holds = [self._if((self.held[i][j] >= 1, self.held[i][j] == 0)) for i in requests]
             model.add(sum(holds) <= limits.max_num_seqs)
@@ -176,12 +180,19 @@ class Literal:
         if objective.goodput is not None:
             return sum(self._misses(i, objective.goodput, ends) for i in requests)
         weights = objective.whole()
-        total: Any = weights.makespan * len(self.problem) * ends[-1] if weights.makespan else 0
+        times, gaps = objective.token_weights(self.problem.output_tokens)
+        total: Any = weights.makespan * times * len(self.problem) * ends[-1] if weights.makespan else 0
         if weights.mean_e2el:
             outputs = self.problem.output_tokens.tolist()
-            total = total + weights.mean_e2el * sum(self._event(i, outputs[i], ends) for i in requests)
+            total = total + weights.mean_e2el * times * sum(self._event(i, outputs[i], ends) for i in requests)
         if weights.mean_ttft:
-            total = total + weights.mean_ttft * sum(self._event(i, 1, ends) for i in requests)
+            total = total + weights.mean_ttft * times * sum(self._event(i, 1, ends) for i in requests)
+        for i, gap in enumerate(gaps):
+            if gap:
+                first, last, _ = self._moments(i, ends)
+                between = self.model.new_int_var(0, LONGEST, "")
+                self.model.add(between == last - first)
+                total = total + gap * between
         return total
 
     def _blocks(self, held: Any) -> Any:
@@ -205,16 +216,23 @@ class Literal:
             emitted = emitted + self.emits[i][j]
         return time
 
-    def _misses(self, i: int, limits: SLO, ends: list[Any]) -> Any:
-        """Whether a request misses a limit."""
-        model, units, output = self.model, self.units, int(self.problem.output_tokens[i])
-        good, first, last = model.new_bool_var(""), *(model.new_int_var(0, LONGEST, "") for _ in range(2))
+    def _moments(self, i: int, ends: list[Any]) -> tuple[Any, Any, Any]:
+        """When a request has its first and its last token, if it has them, and how many it has in the end."""
+        model, output = self.model, int(self.problem.output_tokens[i])
+        first, last = (model.new_int_var(0, LONGEST, "") for _ in range(2))
         emitted: Any = 0
         for j, end in enumerate(ends):
             for time, wanted in ((first, 1), (last, output)):
                 here = self._if((emitted == wanted - 1, emitted != wanted - 1))
                 model.add(time == end).only_enforce_if(here, self.emits[i][j])
             emitted = emitted + self.emits[i][j]
+        return first, last, emitted
+
+    def _misses(self, i: int, limits: SLO, ends: list[Any]) -> Any:
+        """Whether a request misses a limit."""
+        model, units, output = self.model, self.units, int(self.problem.output_tokens[i])
+        good = model.new_bool_var("")
+        first, last, emitted = self._moments(i, ends)
         model.add(emitted >= output).only_enforce_if(good)
         arrival = units.whole(float(self.problem.arrival[i] - self.problem.arrival.min()))
         for begin, end, limit in (

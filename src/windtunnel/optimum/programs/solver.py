@@ -47,7 +47,8 @@ class Units:
 class Total:
     """An objective as the whole number that a program makes small.
 
-    Weighted seconds: the sum over requests of weighted makespan, finish and first token, each since the first arrival.
+    Weighted seconds: the sum over requests of weighted makespan, finish and first token, each since the first arrival,
+    and of the time between the last two, by its share of the mean time per token.
     Goodput: requests that miss a limit.
     """
 
@@ -59,18 +60,22 @@ class Total:
         """What the number stands for: seconds, or the share of requests."""
         if self.objective.goodput is not None:
             return total / len(self.problem)
-        weights = self.objective.whole()
-        later = (weights.mean_e2el + weights.mean_ttft) * self._released
-        return (total * self.units.seconds - later) / (len(self.problem) * weights.scale)
+        weights, times = self.objective.whole(), self._times
+        later = (weights.mean_e2el + weights.mean_ttft) * self._released * times
+        return (total * self.units.seconds - later) / (len(self.problem) * weights.scale * times)
 
     def of(self, value: float) -> int:
         """The number that no schedule of a value is above."""
         number = len(self.problem)
         if self.objective.goodput is not None:
             return math.floor(value * number + 1e-9)
-        weights = self.objective.whole()
-        later = (weights.mean_e2el + weights.mean_ttft) * self._released
-        return self.units.whole_limit(value * number * weights.scale + later)
+        weights, times = self.objective.whole(), self._times
+        later = (weights.mean_e2el + weights.mean_ttft) * self._released * times
+        return self.units.whole_limit(value * number * weights.scale * times + later)
+
+    @property
+    def _times(self) -> int:
+        return self.objective.token_weights(self.problem.output_tokens)[0]
 
     @property
     def _released(self) -> float:

@@ -13,8 +13,8 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch, by_logs, straight
 from windtunnel.perf.database import Columns, Measured, Table, one_per_key
-from windtunnel.perf.kernel import Efficiency, Kernel
-from windtunnel.perf.kernel_times import MODELLED, KernelTimes
+from windtunnel.perf.kernel import Derived, Efficiency, Kernel, in_parts
+from windtunnel.perf.kernel_times import MODELLED, KernelTimes, either
 
 CROSSING = 1e-5
 """Seconds of a collective across nodes beyond its bytes (p2p_latency of the kernel database's system files)."""
@@ -90,6 +90,68 @@ class Collective(Kernel):
     def eager(self) -> Self:
         """From no graph."""
         return replace(self, graph=False)
+
+
+@dataclass(frozen=True)
+class SummedInParts(Derived):
+    """A sum that is scattered over the GPUs and gathered again once their shares are normalised, for as many rows as
+    ``in_parts`` says; of other numbers it is one sum for all."""
+
+    communicates: ClassVar[bool] = True
+
+    whole: Collective
+    shared_from: int
+
+    @property
+    def of(self) -> Kernel:
+        """The one sum."""
+        return self.whole
+
+    @property
+    def parts(self) -> tuple[Collective, Collective]:
+        """Scatter and gather."""
+        return replace(self.whole, op="reduce_scatter"), replace(self.whole, op="all_gather", wait=0.0)
+
+    def _either(self, a: Floats, whole: Floats, parts: list[Floats]) -> Floats:
+        return np.where(in_parts(a, self.shared_from, self.whole.gpus), sum(parts), whole)
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:
+        """As many either way."""
+        return self.whole.bytes_moved(a, b)
+
+    def bandwidth(self, device: Device) -> float:
+        """See Collective."""
+        return self.whole.bandwidth(device)
+
+    def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
+        """Least seconds of the one, or of both."""
+        return self._either(a, self.whole.bound(device, a, b), [each.bound(device, a, b) for each in self.parts])
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """As least seconds."""
+        parts = [each.attained(device, efficiencies, a, b) for each in self.parts]
+        return self._either(a, self.whole.attained(device, efficiencies, a, b), parts)
+
+    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
+        """From the tables of collectives."""
+        whole, (scatter, gather) = self.whole.measured(known, a, b), (each.measured(known, a, b) for each in self.parts)
+        if whole is None or scatter is None or gather is None:
+            return None
+        apart = in_parts(a, self.shared_from, self.whole.gpus)
+        both = KernelTimes(
+            scatter.seconds + gather.seconds,
+            np.maximum(scatter.sources, gather.sources),
+            np.fmax(scatter.distance, gather.distance),
+        )
+        return either(apart, both.at(apart), whole.at(~apart))
+
+    def eager(self) -> Self:
+        """From no graph."""
+        return replace(self, whole=self.whole.eager())
+
+    def describe(self) -> str:
+        """The one sum, and from how many rows on it is made in parts."""
+        return f"{self.whole.describe()}, in parts from {self.shared_from} rows on"
 
 
 ENGINES = ("vllm", "sglang", "trtllm")

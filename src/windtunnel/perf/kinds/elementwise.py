@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend
 from windtunnel.perf.database import Measured, Table
-from windtunnel.perf.kernel import LAUNCH_EAGER, LAUNCH_GRAPH, Efficiency, Kernel
+from windtunnel.perf.kernel import LAUNCH_EAGER, LAUNCH_GRAPH, Efficiency, Kernel, in_parts
 from windtunnel.perf.kernel_times import KernelTimes
 
 BANDWIDTH = 0.8
@@ -50,10 +50,14 @@ class Elementwise(Moving):
     """0: the rows ride on another kernel."""
     graph: bool = True
     """Launched from a captured graph."""
+    ranks: int = 1
+    """GPUs that share rows, where there are ``shared_from`` or more and the GPUs divide them."""
+    shared_from: int = 0
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """What it reads and writes for all rows."""
-        return self.row_bytes * a
+        """What it reads and writes for all rows, or for its share of them."""
+        mine = a if self.ranks == 1 else np.where(in_parts(a, self.shared_from, self.ranks), a / self.ranks, a)
+        return self.row_bytes * mine
 
     def describe(self) -> str:
         """Bytes and launches."""

@@ -45,6 +45,7 @@ def tabulate(
     cache: Path | None = None,
     corrections: Corrections = ALL,
     predictor: Predictor | None = None,
+    keep: bool = True,
 ) -> Tabulated:
     """Batch-time tables of one data-parallel rank of a pool.
 
@@ -52,13 +53,16 @@ def tabulate(
     kept (``cache_folder()`` names the usual one); None: build them each time. A cache that cannot be read or written is
     named in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
     ``predictor``: that of a pool which differs from this one in its limits alone, so that it is not asked twice.
+    ``keep``: whether what is built is written to the cache.
     """
     times = predictor or predictor_from(pool, source, corrections)
-    tables = [_stage(stage, source, times, cache, corrections) for stage in stage_pools(pool)]
+    tables = [_stage(stage, source, times, cache, corrections, keep) for stage in stage_pools(pool)]
     return tables[0] if len(tables) == 1 else in_a_pipeline(tables, sends(pool, axes(pool, corrections), times))
 
 
-def _stage(pool: Pool, source: str, times: Predictor, cache: Path | None, corrections: Corrections) -> Tabulated:
+def _stage(
+    pool: Pool, source: str, times: Predictor, cache: Path | None, corrections: Corrections, keep: bool
+) -> Tabulated:
     """The tables of a whole model, or of one stage."""
     if cache is None:
         return build(pool, times, corrections)
@@ -67,7 +71,8 @@ def _stage(pool: Pool, source: str, times: Predictor, cache: Path | None, correc
     if found is not None:
         return found
     built = build(pool, times, corrections)
-    trouble += store(cache, key, built)
+    if keep:
+        trouble += store(cache, key, built)
     return replace(built, notes=(*built.notes, *trouble))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.perf.kernel import RATES, Kernel
-from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.collective import Collective, SummedInParts
 from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.pcie import THROUGH_HOST
@@ -86,6 +86,11 @@ def moving(name: str, row_bytes: float, launches: int = 1) -> Operator:
     return Operator(name, "other", "tokens", 1, Elementwise(row_bytes, launches))
 
 
+def in_parts_from(pool: Pool) -> int:
+    """Tokens from which sums over the GPUs of a layer are made in parts; 0: never."""
+    return (pool.engine.sequence_parallel_min_tokens or 0) if pool.engine.tensor_parallel_size > 1 else 0
+
+
 def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
     """The sum of every token's row over the GPUs that share a layer; nothing on one GPU."""
     tp = pool.engine.tensor_parallel_size
@@ -94,4 +99,5 @@ def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
         nccl = pool.engine.disable_custom_all_reduce or not chosen.own_all_reduce
         wait = (RANKS_MEET if chosen.before_v1 else 0.0) + (0.0 if pool.device.peer_access else THROUGH_HOST * tp)
         kernel = Collective("all_reduce", tp, row, nccl=nccl, wait=wait)
-        yield Operator(name, "communication", "tokens", 1, kernel)
+        least = in_parts_from(pool)
+        yield Operator(name, "communication", "tokens", 1, SummedInParts(kernel, least) if least else kernel)

@@ -22,7 +22,16 @@ from windtunnel.perf.kinds.hyper_connection import HyperConnection
 from windtunnel.perf.kinds.of_all_ranks import DividedHead, OfAllRanks
 from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.tabulate.mixers import mixer_operators
-from windtunnel.perf.tabulate.operator import Operator, all_reduce, moving, product, projection, together, weight_format
+from windtunnel.perf.tabulate.operator import (
+    Operator,
+    all_reduce,
+    in_parts_from,
+    moving,
+    product,
+    projection,
+    together,
+    weight_format,
+)
 
 SAMPLER_BYTES = 34.0
 """Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
@@ -38,6 +47,9 @@ IN_8_BITS = ("fp8", "fp8_block")
 
 OF_INPUT = ("qkv_proj", "qkv_down_proj", "kv_down_proj", "q_proj")
 """Projections of what a layer takes."""
+
+NORMS = ("norm", "final_norm")
+"""Of a hidden state that GPUs have summed."""
 
 FUSED_SINCE = 90
 """Compute capability × 10 from which engines add, normalise and reduce in one kernel (FlashInfer's all-reduce fusion in
@@ -253,6 +265,7 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         dtype=dtype,
         weight_only=weight_only,
         layout=LAYOUTS.get(engine.all2all_backend, ""),
+        backend="" if engine.moe_backend == "auto" else engine.moe_backend,
     )
     there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
     if engine.all2all_backend == ONE_KERNEL:
@@ -334,7 +347,10 @@ def fused(pool: Pool, corrections: Corrections, operators: Iterable[Operator]) -
             continue
         if operator.name == "choice_all_gather" and not corrections.rank_synchronisation:
             continue
-        if isinstance(kernel, Elementwise) and operator.name == "norm" and reduces:
+        if isinstance(kernel, Elementwise) and operator.name in NORMS and (least := in_parts_from(pool)):
+            shared = replace(kernel, ranks=pool.engine.tensor_parallel_size, shared_from=least)
+            yield replace(operator, kernel=shared)
+        elif isinstance(kernel, Elementwise) and operator.name == "norm" and reduces:
             yield replace(operator, kernel=replace(kernel, launches=0))
         elif operator.name.startswith("shared_") and corrections.shared_expert_overlap:
             yield replace(operator, kernel=kernel.beside_experts())

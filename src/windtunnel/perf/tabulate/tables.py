@@ -308,7 +308,8 @@ def activations(pool: Pool) -> list[int]:
     """Rows per token that each stage but the last sends: with attention residuals the hidden state and the sum of every
     block before the next stage (vllm/models/kimi_k3/nvidia/model.py), with hyper-connections every stream, with
     alternating updates every state."""
-    firsts = [stage.layers[0][1] for stage in stages(pool.model, pool.engine.pipeline_parallel_size)[1:]]
+    count, own = pool.engine.pipeline_parallel_size, pool.engine.pipeline_layers
+    firsts = [stage.layers[0][1] for stage in stages(pool.model, count, own)[1:]]
     return [_rows(layer) for layer in firsts]
 
 

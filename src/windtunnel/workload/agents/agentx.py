@@ -41,7 +41,7 @@ class Rules:
     warm_up: int = 0
     """Turns of each lane that are sent before the window, after the primers."""
     tree_idle: float = math.inf
-    """Seconds to which recorded gaps of a session are cut."""
+    """Seconds for which nothing of a session may be in flight."""
     system_idle: float = math.inf
     """Seconds for which nothing at all may be in flight."""
     grace: float = math.inf
@@ -188,8 +188,7 @@ class _Plays:
         traces, rows = self.traces, self.traces.rows[s]
         at = self._places(rows)
         for r, begins in zip(rows, self._begins(rows, at, set()), strict=True):
-            think = min(traces.think[r], self.rules.tree_idle)
-            self._append(r, [at[p] for p in traces.after[r]], think, traces.output[r], begins)
+            self._append(r, [at[p] for p in traces.after[r]], traces.think[r], traces.output[r], begins)
         self.plays += 1
 
     def add_started(self, s: int, share: float) -> None:
@@ -204,7 +203,7 @@ class _Plays:
         at = self._places(kept)
         for r, begins in zip(kept, self._begins(kept, at, short), strict=True):
             after = [] if r in live or r in history else [at[p] for p in traces.after[r] if p in at] or [at[primers[0]]]
-            think = 0.0 if r in short else min(traces.think[r], self.rules.tree_idle)
+            think = 0.0 if r in short else traces.think[r]
             if r not in short and not any(p in at and p not in short for p in traces.after[r]):
                 self.opening.append(at[r])
             self._append(r, after, think, 1 if r in short else traces.output[r], begins)
@@ -272,5 +271,6 @@ class _Plays:
         place = np.empty(n, np.int64)
         place[found.priority] = np.arange(n)
         before, opening = (np.sort(place[np.array(rows, np.int64)]) for rows in (self.warm_up, self.opening))
-        measured = Measured(before, opening, rules.seconds, rules.system_idle, rules.grace)
+        gaps = {"idle_gap": rules.system_idle, "tree_gap": rules.tree_idle, "grace": rules.grace}
+        measured = Measured(before, opening, rules.seconds, **gaps)
         return replace(found, priority=np.zeros(n, np.int64), measured=measured)

@@ -1,5 +1,5 @@
 """The radix trees of SGLang's lanes: prompts that share a beginning share its tokens in memory (0.4.6,
-mem_cache/radix_cache.py; 0.5.23, mem_cache/unified_radix_cache.py and evict_policy.py).
+mem_cache/radix_cache.py; 0.5.23, mem_cache/unified_radix_cache.py).
 
 A node holds a run of whole pages of tokens, given as a piece of some request. The path to a node is locked while a
 request computes on it; what is not locked can be evicted, leaf by leaf, the longest unused first unless ``lane.evicts``
@@ -52,8 +52,30 @@ TREE_OF_LANE: Fields = [
         "uses",  # clock of uses
         "page",  # tokens; beginnings are kept and found in whole pages
         "evicts",  # which leaf goes first: LRU, LFU, …
+        # host memory behind it (``sglang_tree.host``)
+        "host",  # tokens that it holds; 0: there is none
+        "host_free",
+        *("host_oldest", "host_newest"),  # of the leaves that may be dropped there
+        *("twin_oldest", "twin_newest"),  # of the nodes that both have
+        "write_after",  # how often a node has been entered when it is copied; 0: it is when the GPU gives it up
+        *("found", "read", "written"),  # tokens of prompts; that came back, or were copied
+        "loading",  # tokens that come back for the round that is being decided
     )
 ]
+
+COPY: Fields = [
+    (name, np.int64)
+    for name in (
+        "kept",  # the node's tokens are in host memory
+        "gone",  # and there alone
+        "below",  # children that are gone
+        "key",  # ``used`` when it joined the leaves of host memory; NONE: it is not among them
+        "later",
+        "twin",  # it is among those that both have, ``next_twin`` the one after it
+        "next_twin",
+    )
+]
+"""What host memory has of a node."""
 
 LRU, LFU, SLRU, PRIORITY, FIFO, FILO, MRU = range(7)
 EVICTION = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": PRIORITY, "fifo": FIFO, "filo": FILO, "mru": MRU}
@@ -70,6 +92,8 @@ class Tree(NamedTuple):
     """The trees of all lanes; None in its place where no pool has one."""
 
     nodes: Array
+    copies: Array
+    """COPY of each node, where a lane has host memory; else a single one."""
     slots: Array
     """The first node in each slot of the index."""
     room: Array
@@ -84,8 +108,11 @@ def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
     nodes = records(2 * count + int(lanes["free"].sum()) // TOKENS_OF_NODE + 64, NODE)
     nodes["next"] = np.arange(1, len(nodes) + 1)
     nodes["parent"][:count] = NONE
+    for name in ("host_oldest", "host_newest", "twin_oldest", "twin_newest"):
+        lanes[name] = NONE
     return Tree(
         nodes=attributes(nodes),
+        copies=attributes(records(len(nodes) if lanes["host"].any() else 1, COPY)),
         slots=np.full(1 << (2 * len(nodes)).bit_length(), NONE, dtype=np.int64),
         room=np.array([count, len(nodes) - count], dtype=np.int64),
         texts=texts_of(demand),
@@ -101,23 +128,36 @@ def with_more_nodes(tree: Tree) -> Tree:
     nodes["next"][-1] = tree.room[FREE]
     tree.room[FREE] = len(old)
     tree.room[LEFT] += len(old)
-    return tree._replace(nodes=attributes(nodes))
+    copies = records(len(nodes) if len(tree.copies) > 1 else 1, COPY)
+    copies[: len(tree.copies)] = tree.copies
+    return tree._replace(nodes=attributes(nodes), copies=attributes(copies))
+
+
+def standing(tree: Tree) -> NDArray[np.int64]:
+    """All nodes but the roots, and before them the slots of the index in which they stand."""
+    slots = np.flatnonzero(tree.slots != NONE)
+    chained, heads = [np.stack([slots, tree.slots[slots]])], tree.slots[slots]
+    while len(heads):
+        following = tree.nodes["next"][heads]
+        slots, heads = slots[following != NONE], following[following != NONE]
+        chained.append(np.stack([slots, heads]))
+    found: NDArray[np.int64] = np.concatenate(chained, axis=1)
+    return found
+
+
+def roots(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The root above each node."""
+    top = nodes
+    while ((parents := tree.nodes["parent"][top]) != NONE).any():
+        top = np.where(parents != NONE, parents, top)
+    return top
 
 
 def clear(tree: Tree, root: int) -> None:
     """Free all nodes of a lane's tree but its root."""
     nodes: Any = tree.nodes
-    slots = np.flatnonzero(tree.slots != NONE)
-    chained, heads = [np.stack([slots, tree.slots[slots]])], tree.slots[slots]
-    while len(heads):
-        following = nodes["next"][heads]
-        slots, heads = slots[following != NONE], following[following != NONE]
-        chained.append(np.stack([slots, heads]))
-    slot, entered = np.concatenate(chained, axis=1)
-    top = entered.copy()
-    while ((parents := nodes["parent"][top]) != NONE).any():
-        top = np.where(parents != NONE, parents, top)
-    mine = top == root
+    slot, entered = standing(tree)
+    mine = roots(tree, entered) == root
     tree.slots[slot[mine]] = NONE
     by_slot = np.argsort(slot[~mine], kind="stable")  # each chain in its order
     at, kept = slot[~mine][by_slot], entered[~mine][by_slot]
@@ -131,6 +171,8 @@ def clear(tree: Tree, root: int) -> None:
         tree.room[LEFT] += len(freed)
     nodes[root] = np.zeros((), dtype=nodes.dtype)
     nodes["parent"][root] = NONE
+    if len(tree.copies) > 1:
+        tree.copies["below"][root] = 0
 
 
 # Tokens, and the index of children.
@@ -215,6 +257,10 @@ def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, leng
     record.children = record.locks = record.weight = 0
     record.hits, record.priority = 0, 0
     record.key = NONE
+    if lane.host > 0:
+        copy = tree.copies[node]
+        copy.kept = copy.gone = copy.below = copy.twin = 0
+        copy.key = NONE
     enter(tree, node, parent, token(tree, request, start + lane.page - 1))
     return node
 
@@ -230,6 +276,10 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     record.start += length
     record.length -= length
     enter(tree, lower, upper, token(tree, record.request, record.start + lane.page - 1))
+    if lane.host > 0:
+        copy, whole = tree.copies[upper], tree.copies[lower]
+        copy.kept, copy.gone, copy.below = whole.kept, whole.gone, whole.gone
+        tree.nodes[upper].children -= whole.gone
     return upper
 
 
@@ -364,68 +414,9 @@ def offer(tree: Tree, lane: Lane, node: int) -> None:
 
 
 @part
-def rank(tree: Tree, lane: Lane, node: int) -> tuple[int, int]:
-    """The smallest goes first."""
-    record = tree.nodes[node]
-    if lane.evicts == LFU:
-        return record.hits, record.used
-    if lane.evicts == SLRU:
-        return int(record.hits >= PROTECTED_HITS), record.used
-    if lane.evicts == PRIORITY:
-        return record.priority, record.used
-    if lane.evicts == MRU:
-        return -record.used, 0
-    return (record.born if lane.evicts == FIFO else -record.born), 0
-
-
-@compiled
-def put_first_to_go_first(tree: Tree, lane: Lane) -> None:
-    """Move the leaf that goes first by its rank to the head of the list; drop those that are no leaves any more."""
-    best, before_best, before, node = NONE, NONE, NONE, lane.oldest
-    while node != NONE:
-        record, following = tree.nodes[node], tree.nodes[node].later
-        if record.locks > 0 or record.children > 0:
-            record.key = NONE
-            if before == NONE:
-                lane.oldest = following
-            else:
-                tree.nodes[before].later = following
-        else:
-            if best == NONE or rank(tree, lane, node) < rank(tree, lane, best):
-                best, before_best = node, before
-            before = node
-        node = following
-    lane.newest = before
-    if before_best != NONE:
-        tree.nodes[before_best].later = tree.nodes[best].later
-        tree.nodes[best].later = lane.oldest
-        lane.oldest = best
-        if lane.newest == best:
-            lane.newest = before_best
-
-
-@compiled
-def evict(tree: Tree, lane: Lane, tokens: int) -> None:
-    """Remove leaves in the lane's order until at least ``tokens`` are gone. A parent left without children is a leaf
-    from then on."""
-    evicted = 0
-    while evicted < tokens and lane.oldest != NONE:
-        if lane.evicts != LRU:
-            put_first_to_go_first(tree, lane)
-            if lane.oldest == NONE:
-                break
-        node = lane.oldest
-        record = tree.nodes[node]
-        lane.oldest = record.later
-        joined, record.key = record.key, NONE
-        if record.locks > 0 or record.children > 0 or (record.used > joined and lane.evicts == LRU):
-            offer(tree, lane, node)
-            continue
-        evicted += record.length
-        strike(tree, node)
-        record.next = tree.room[FREE]
-        tree.room[FREE] = node
-        tree.room[LEFT] += 1
-        tree.nodes[record.parent].children -= 1
-        offer(tree, lane, record.parent)
-    lane.evictable -= evicted
+def remove(tree: Tree, node: int) -> None:
+    """A node is gone from the index, and free."""
+    strike(tree, node)
+    tree.nodes[node].next = tree.room[FREE]
+    tree.room[FREE] = node
+    tree.room[LEFT] += 1

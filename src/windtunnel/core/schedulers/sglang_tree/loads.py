@@ -1,0 +1,37 @@
+"""How much the host has behind SGLang's trees, and what rounds wait for it."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.batch_time import rank_time
+from windtunnel.core.compiled import part
+from windtunnel.core.records import Pool, State
+
+FIRST_LAYER = 1.0 / 32
+"""Of loading and computing what does not overlap: one layer of those that models usually have."""
+
+
+def set_host(fleet: Any, lanes: NDArray[Any], pool_of_lane: NDArray[np.int64]) -> None:
+    """Write down what each lane has on the host: an even share of the store behind its replica."""
+    for pool, tiers in enumerate(fleet.tiers):
+        mine = np.flatnonzero(pool_of_lane == pool)
+        for tier in tiers:
+            page = fleet.policies[pool].page_size
+            share = tier.chunks * tier.chunk_tokens // int(fleet.lanes[pool])
+            lanes["host"][mine] = lanes["host_free"][mine] = share // page * page
+            lanes["write_after"][mine] = 0 if tier.on_eviction else tier.write_after + 1
+            lanes["load_s"][mine] = tier.read_s
+
+
+@part
+def waits(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in every scheduler
+    """Seconds that a round takes longer because KV comes from the host: layer by layer, beside the layers before it.
+    Of so many layers one is all that the longer of both waits for (``LayerDoneCounter``)."""
+    lane = state.lanes[i]
+    if lane.loading == 0 or lane.load_s == 0.0:
+        return 0.0
+    loads = lane.load_s * float(lane.loading)
+    computes = rank_time(pool, state.floats, state.integers, lane, state.seats[i])
+    return max(loads - computes, 0.0) + min(loads, computes) * FIRST_LAYER
