@@ -262,7 +262,9 @@ def _reuse(result: "Summary") -> list[tuple[str, str]]:
     history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
     computed = (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
     kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
-    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt")]
+    again = result.computed_again / max(result.prompt_tokens - result.cached_tokens, 1)
+    known = f", {share(again)} of them known before" if again else ""
+    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt{known}")]
 
 
 def _costs(result: "Summary", around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
