@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.mutation metrics --sample 20 --seed 1`` prints each mistake with whether a test failed, and the
 share that was noticed. The mistakes are those that people make: off by one, a bound that is none, a dropped factor, a
-wrong sign, a switch or a choice the other way round, an argument left to its default. The tests run on a copy, so that
+wrong sign, a switch or a choice the other way round, an argument left to its default, two arguments in each other's
+place, a statement left out. The tests run on a copy, so that
 sources can be edited meanwhile; tests of the documentation take no part. A mistake is tried on those tests that run its
 line, the quickest file first; where none does, as for constants and in worker processes, on all of the room.
 """
@@ -32,8 +33,15 @@ ROOMS = {
     "memory": ("deployment/memory*.py",),
     "report": ("report/*.py",),
     "serve": ("serve/*.py", "serve/kv/*.py", "serve/openai/*.py"),
-    "presets": ("deployment/presets.py", "deployment/handover*.py"),
-    "bounds": ("optimum/*bound*.py", "optimum/certificate.py", "optimum/*/*bound*.py"),
+    "presets": ("deployment/presets.py",),
+    "handover": ("deployment/handover.py", "deployment/links.py", "report/handover_flags.py"),
+    "deploy": (
+        "launch/*.py",
+        "report/launch_files.py",
+        "report/serve_line.py",
+        "report/manifests/*.py",
+    ),
+    "bounds": ("optimum/bounds.py", "optimum/relaxation.py", "optimum/certificate.py", "optimum/schedule.py"),
     "perf": (
         "perf/kernel.py",
         "perf/explain.py",
@@ -44,7 +52,15 @@ ROOMS = {
 }
 """Room: its files in the package, and so of its tests. Of perf the roofline, operators and host parts."""
 
-TESTED_BESIDES = {"perf": ("tests/perf/tabulate/test_micro_batches.py",)}
+TESTED_BESIDES = {
+    "perf": ("tests/perf/tabulate/test_micro_batches.py",),
+    "handover": (
+        "tests/report/test_launch_files.py",
+        "tests/report/test_serve_line.py",
+        "tests/scenario/test_pools.py",
+    ),
+    "bounds": ("tests/optimum/test_search.py",),
+}
 """Room: tests of its files that are named after another one, of which they need the same set-up."""
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -135,10 +151,15 @@ def wrong(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.IfExp(test, orelse, body)
         case ast.Call():
             yield from wrong_calls(node)
+        case ast.Expr(value=ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom()) | ast.AugAssign():
+            yield ast.Pass()
 
 
 def wrong_calls(call: ast.Call) -> Iterator[ast.AST]:
     """The call with an argument left to its default, or of the opposite function."""
+    match call.args:
+        case [ast.AST() as first, ast.AST() as second, *others] if not isinstance(second, ast.Starred):
+            yield ast.Call(call.func, [second, first, *others], call.keywords)
     for keyword in call.keywords:
         if keyword.arg is not None and keyword.arg not in OF_NO_EFFECT | LOOKS:
             yield ast.Call(call.func, call.args, [other for other in call.keywords if other is not keyword])

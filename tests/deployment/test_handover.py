@@ -63,6 +63,80 @@ def test_names() -> None:
         find_link("x")
 
 
+DEFAULTS = {
+    **{"transfer": "none", "first_token": "prefill", "gate": "after_prefill", "reserved_decode_tokens": 0},
+    **{"reservation": "memory", "max_local_prefill_length": 0, "proxy": 0.0, "lease": None, "timeout": None},
+    "on_expiry": "wait",
+}
+"""vLLM: VLLM_NIXL_ABORT_REQUEST_TIMEOUT and the leases of its connectors; SGLang: SGLANG_DISAGGREGATION_*_TIMEOUT and
+num_reserved_decode_tokens; TensorRT-LLM: kv_transfer_timeout_ms."""
+BESIDES: dict[str, dict[str, Any]] = {
+    "ideal": {},
+    "vllm-0.32-nixl-pull": {"transfer": "pull", "first_token": "decode", "lease": 30.0},
+    "vllm-0.32-nixl-push": {"transfer": "push", "first_token": "decode", "lease": 480.0},
+    "vllm-0.32-mooncake": {"transfer": "pull", "first_token": "decode", "lease": 480.0},
+    "sglang-0.5-bootstrap": {
+        **{"transfer": "chunked", "first_token": "relayed", "gate": "before_prefill", "reserved_decode_tokens": 512},
+        **{"reservation": "seats_and_few", "timeout": 300.0},
+    },
+    "trtllm-1.0": {"transfer": "pull", "first_token": "relayed", "reservation": "seats", "timeout": 60.0},
+    "distserve": {"transfer": "pull"},
+    "simdistserve": {},
+}
+FREE = {"bandwidth": None, "latency": 0.0, "per_request": 0.0, "per_descriptor": 0.0, "sharing": "fair",
+        "contention": "source"}  # fmt: skip
+
+
+def test_what_each_name_stands_for() -> None:
+    """Written once more: a slip in one of the two tables is noticed."""
+    assert {name: rules.spec() for name, rules in HANDOVERS.items()} == {
+        name: DEFAULTS | besides for name, besides in BESIDES.items()
+    }
+    assert {name: link.spec() for name, link in LINKS.items()} == {
+        "free": FREE,
+        "vllm-mooncake-8x400g": FREE | {"bandwidth": 146.1e9, "latency": 0.38e-3},
+        "sglang-mooncake-4x400g": FREE | {"bandwidth": 171.1e9, "latency": 1.84e-3},
+    }
+    usual = {"vllm": "vllm-0.32-nixl-pull", "sglang": "sglang-0.5-bootstrap", "trtllm": "trtllm-1.0"}
+    assert {backend: usual_handover(backend) for backend in usual} == usual
+
+
+@pytest.mark.parametrize("name", ["latency", "per_request", "per_descriptor"])
+def test_a_link_is_free_where_nothing_takes_time(name: str) -> None:
+    assert Link().free and not Link(bandwidth=1e30).free
+    assert Link(**{name: 0.0}).free and not Link(**{name: 1e-9}).free  # type: ignore[arg-type]
+    assert Link(bandwidth=100.0, per_request=0.5, per_descriptor=0.1).work(200.0, 10, 0.5) == 0.5 + 0.5 * 2.0
+    assert Link(bandwidth=100.0).work(200.0) == 2.0
+
+
+def test_both_sides_of_each_bound() -> None:
+    for values in ({"proxy": 0.0}, {"reserved_decode_tokens": 0}, {"max_local_prefill_length": 0}, {"lease": 1e-9}):
+        Handover("pull", **values)
+    Handover("pull", lease=9.0, on_expiry="fail")
+    Handover("pull", timeout=9.0, on_expiry="fail")
+    Handover("pull", lease=9.0, on_expiry="recompute")
+    Handover("pull", "relayed", lease=9.0, on_expiry="fail")
+    Handover("pull", gate="before_prefill")
+    Handover("pull", "decode")
+    Handover("push")
+    for transfer in ("chunked", "layerwise"):
+        Handover(transfer, gate="before_prefill")
+        with pytest.raises(InputError, match=f"transfer='{transfer}' sends before the prompt ends"):
+            Handover(transfer)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"proxy": inf}, "proxy=inf"),
+        ({"timeout": 0.0}, "timeout=0.0: must be seconds > 0"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"max_local_prefill_length": -1}, "max_local_prefill_length=-1"),
+    ]
+    for values, words in wrong:
+        with pytest.raises(InputError, match=words):
+            Handover("pull", **values)
+    for name in ("latency", "per_request", "per_descriptor"):
+        with pytest.raises(InputError, match=f"{name}=-0.1"):
+            Link(**{name: -0.1})  # type: ignore[arg-type]
+
+
 def test_all_named_values_are_json() -> None:
     assert all(value.spec()["lease"] != inf for value in HANDOVERS.values())
     assert all(value.spec()["bandwidth"] != inf for value in LINKS.values())

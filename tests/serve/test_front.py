@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
 
 from serve.endpoint import app, ask, client, deployment, live
 from windtunnel.version import __version__
@@ -259,6 +260,22 @@ def test_what_stands_beside() -> None:
     assert text.status_code == 400 and "--tokenizer" in text.json()["error"]["message"]
     assert tokens.json()["count"] == 2
     assert "/v1/chat/completions" in document.json()["paths"]
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_document_names_every_route(sleeps: bool) -> None:
+    served = app(enable_sleep_mode=sleeps)
+    paths = ask(served, ("GET", "/openapi.json", None))[0].json()["paths"]
+    routes = [route for route in served.routes if isinstance(route, Route)]
+    assert {route.path: {*(route.methods or ())} - {"HEAD"} for route in routes} == {
+        path: {method.upper() for method in methods} for path, methods in paths.items()
+    }
+    assert ("/sleep" in paths) == sleeps
+    if sleeps:
+        levels, modes = (each["schema"]["enum"] for each in paths["/sleep"]["post"]["parameters"])
+        calls = [(f"/sleep?level={level}&mode={mode}", "/wake_up") for level in levels for mode in modes]
+        answers = ask(app(enable_sleep_mode=True), *(("POST", path, None) for pair in calls for path in pair))
+        assert len(answers) == 18 and {answer.status_code for answer in answers} == {200}
 
 
 DEFAULT_METRICS = (

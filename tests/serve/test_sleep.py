@@ -34,6 +34,10 @@ async def states(found: httpx.AsyncClient) -> dict[str, str]:
     return {text.partition('sleep_state="')[2].partition('"')[0]: value for text, value in mine}
 
 
+def total(text: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
+
+
 def cached(answer: httpx.Response) -> int:
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -49,10 +53,11 @@ def test_levels(level: str, state: str, hits: int) -> None:
             assert cached(await found.post("/v1/completions", json=SOON)) == 0
             assert not await sleeps(found) and (await states(found))["awake"] == "1.0"
             answer = await found.post(f"/sleep{level}")
-            assert answer.status_code == 200 and answer.text == ""
+            depth = int((level.partition("level=")[2] or "1")[0])
+            assert answer.status_code == 200 and answer.json() == {"status": "sleeping", "level": depth}
             assert await sleeps(found) and (await found.get("/health")).status_code == 200
             assert {name for name, value in (await states(found)).items() if value != "0.0"} == {state} - {""}
-            assert (await found.post("/wake_up")).status_code == 200
+            assert (await found.post("/wake_up")).json() == {"status": "awake", "tags": None}
             assert not await sleeps(found) and (await states(found))["awake"] == "1.0"
             assert cached(await found.post("/v1/completions", json=SOON)) == hits
             assert cached(await found.post("/v1/completions", json=SOON)) == 240
@@ -66,10 +71,11 @@ def test_requests_wait_until_all_is_awake() -> None:
             await found.post("/sleep")
             waiting = asyncio.create_task(found.post("/v1/completions", json=SOON))
             for tags in ("tags=scheduling", "tags=weights"):
-                await found.post(f"/wake_up?{tags}")
+                answer = (await found.post(f"/wake_up?{tags}")).json()
+                assert answer == {"status": "sleeping", "tags": [tags.removeprefix("tags=")]}
                 await asyncio.sleep(0.01)
                 assert await sleeps(found) and not waiting.done()
-            assert (await states(found))["awake"] == "1.0"  # as vLLM says of engines that are awake in part
+            assert (await states(found))["awake"] == "0.0"
             await found.post("/wake_up?tags=kv_cache")
             answer = await waiting
             assert float(answer.headers["x-windtunnel-queue-seconds"]) == 3.0
@@ -117,6 +123,65 @@ def test_requests_under_way_may_end(count: int) -> None:
     answers = asyncio.run(interrupted(sleepy(), "mode=wait", ASKED, count))
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [100] * count
     assert {answer.json()["choices"][0]["finish_reason"] for answer in answers} == {"length"}
+
+
+async def undisturbed() -> float:
+    """Latencies of three requests that take turns."""
+    async with client(sleepy(served=live(deployment(max_num_seqs=2)))) as found:
+        await asyncio.gather(*(found.post("/v1/completions", json=ASKED) for _ in range(3)))
+        return total((await found.get("/metrics")).text, "e2e_request_latency_seconds_sum")
+
+
+@pytest.mark.parametrize(("level", "again", "stream"), [(0, 0, False), (1, 1, False), (2, 1, True)])
+def test_requests_under_way_are_kept(level: int, again: int, stream: bool) -> None:
+    """As after vLLM's pause of mode keep: frozen, and above level 0 preempted, since their KV is gone."""
+
+    async def night() -> float:
+        async with client(sleepy(served=live(deployment(max_num_seqs=2)), wake_up_seconds=5.0)) as found:
+            body = ASKED | {"stream": stream, "stream_options": {"include_usage": True}} if stream else ASKED
+            under_way = [asyncio.create_task(found.post("/v1/completions", json=body)) for _ in range(3)]
+            while "vllm:generation_tokens_total" not in (text := (await found.get("/metrics")).text) or (
+                total(text, "generation_tokens_total") < 20
+            ):
+                await asyncio.sleep(0)
+            assert (await found.post(f"/sleep?level={level}&mode=keep")).status_code == 200
+            before = total((await found.get("/metrics")).text, "generation_tokens_total")
+            await asyncio.sleep(0.02)
+            text = (await found.get("/metrics")).text
+            assert total(text, "generation_tokens_total") == before and not any(one.done() for one in under_way)
+            assert (total(text, "kv_cache_usage_perc") == 0.0) == (level > 0)
+            await found.post("/wake_up")
+            answers = await asyncio.gather(*under_way)
+            for answer in answers:
+                usage = json.loads(answer.text.splitlines()[-4][6:])["usage"] if stream else answer.json()["usage"]
+                assert usage["completion_tokens"] == 100
+            text = (await found.get("/metrics")).text
+            assert total(text, "num_preemptions_total") == 2 * again
+            return total(text, "e2e_request_latency_seconds_sum")
+
+    latencies, plain = asyncio.run(night()), asyncio.run(undisturbed())
+    if level == 0:  # no simulated second passed
+        assert latencies == pytest.approx(plain, rel=1e-9)
+    else:  # weights wake up in 5 s, and the KV of two requests is computed again
+        assert 15.0 < latencies - plain < 15.1
+
+
+def test_only_the_kv_memory_is_released_while_nothing_runs() -> None:
+    async def night() -> None:
+        async with client(sleepy()) as found:
+            assert cached(await found.post("/v1/completions", json=SOON)) == 0
+            early = await found.post("/release_kv_cache_memory")
+            assert early.status_code == 400 and "requires a completed pause first" in early.text
+            await found.post("/sleep?level=0")
+            assert (await found.post("/release_kv_cache_memory")).json() == {"status": "kv_cache_released"}
+            late = await found.post("/release_kv_cache_memory")
+            assert late.status_code == 400 and "to be resident" in late.text
+            await found.post("/wake_up?tags=scheduling")
+            assert await sleeps(found)
+            await found.post("/wake_up?tags=kv_cache")
+            assert not await sleeps(found) and cached(await found.post("/v1/completions", json=SOON)) == 0
+
+    asyncio.run(night())
 
 
 def test_who_comes_while_others_end_waits() -> None:
@@ -184,7 +249,7 @@ def test_all_replicas_lose_what_they_have_cached(monkeypatch: pytest.MonkeyPatch
     [
         ("/sleep?level=3", "level='3': must be 0, 1 or 2"),
         ("/sleep?level=deep", "level='deep'"),
-        ("/sleep?mode=keep", "mode='keep': must be abort or wait"),
+        ("/sleep?mode=keeps", "mode='keeps': must be abort, wait or keep"),
         ("/sleep?levle=1", "unknown parameter 'levle': did you mean 'level'?"),
         ("/wake_up?tags=weights&tags=kv", "tags='kv': must be weights, kv_cache or scheduling"),
     ],

@@ -26,6 +26,8 @@ MEMORY = "weights", "kv_cache"
 """What sleeps of a replica at levels 1 and 2, by vLLM's tags (v1/executor/abstract.py)."""
 ABORT = "abort"
 """Why a request ends whose engine goes to sleep, in vLLM's words."""
+KEEP = "keep"
+"""How an engine sleeps whose requests go on afterwards, in vLLM's words."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,8 +91,8 @@ class Engine:
         """Called with each replica's tokens of a step: those that it gave, and the prompts whose first one it gave."""
         self.late: list[Callable[[float, int], None]] = []
         """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
-        self.decided: list[Callable[[], None]] = []
-        """Called after decisions."""
+        self.stepped: list[Callable[[], None]] = []
+        """Called after the decisions of one time; replicas then make no two steps in one call."""
         self.gate = Gate()
         """Where requests wait to be understood."""
         self.outbox = Outbox()
@@ -110,7 +112,7 @@ class Engine:
         self.awake.set()
         self.sleep_level: int | None = None
         """Of the latest sleep, from when it is reached until anything wakes up."""
-        self._asleep = set[str]()
+        self._asleep, self._frozen = set[str](), False
         self._one = asyncio.Lock()
         self._idle, self._rung, self._alarm = asyncio.Event(), asyncio.Event(), np.inf
 
@@ -137,8 +139,11 @@ class Engine:
         if self.failure is not None:
             raise RefusedError("the simulated engines have ended: see the server's log", 500, "InternalServerError")
         time = self.clock.now() if came is None else self.clock.at(came)
+        if self.stepped:
+            self._advance(time)
         slot, arrived, rows = self.engine.arrive(arrival, time)
         self._note(rows)
+        self._tell()
         replica = self.deployment.replica_of(slot)
         stream = Stream(arrival, arrived, replica, told, reason, held=held, slot=slot)
         self._streams[slot] = stream
@@ -164,25 +169,49 @@ class Engine:
         self._wake.set()
 
     async def sleep(self, level: int, mode: str) -> None:
-        """Sleep, as vLLM's engines do (v1/engine/core.py): when this returns, no request is there, and above level 0
-        no cached block.
+        """Sleep, as vLLM's engines do (v1/engine/core.py): when this returns no step is under way, and above level 0
+        no block is cached.
 
         ``mode``: abort ends all requests with the tokens that they have, in the engines with their next step; wait lets
-        them end by themselves.
+        them end by themselves; keep lets them go on after the sleep, above level 0 with their KV to be computed again.
         """
         async with self._one:
             self.awake.clear()
+            if mode == KEEP:
+                self._frozen = True
+            else:
+                self._thaw()
             if mode == ABORT:
                 self._abort()
-            self._idle.clear()
-            self._wake.set()
-            await self._idle.wait()
+            await self._come_to_rest()
             if level and not self._asleep:
-                self._asleep = {*MEMORY}
-                self.engine.forget_caches()
-                for look in self.decided:
-                    look()
+                self._lose_memory(MEMORY)
             self.sleep_level = level
+
+    async def release_kv_cache(self) -> None:
+        """Lose the KV memory alone, after a sleep at level 0. Raises RefusedError where vLLM's engines do."""
+        async with self._one:
+            if self.awake.is_set() or self._streams:
+                raise RefusedError("release_kv_cache_memory() requires a completed pause first")
+            if self._asleep:
+                raise RefusedError("release_kv_cache_memory() requires all executor memory to be resident")
+            self._lose_memory(("kv_cache",))
+
+    async def _come_to_rest(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+        await self._idle.wait()
+
+    def _lose_memory(self, tags: Collection[str]) -> None:
+        self._asleep = {*tags}
+        self.engine.forget_caches(self.clock.now())
+        self._tell()
+
+    def _thaw(self) -> None:
+        """Who was kept goes on."""
+        if self._frozen:
+            self._frozen = False
+            self.engine.go_on_at(self.clock.now())
 
     def _abort(self) -> None:
         """All clients have what they will get; what the engines still have is nobody's."""
@@ -195,8 +224,8 @@ class Engine:
             stream.last_token = float(self._last[slot])
             stream.told()
 
-    async def wake_up(self, tags: Collection[str], seconds: float) -> None:
-        """Wake up what has these tags of vLLM; requests go on when all is awake.
+    async def wake_up(self, tags: Collection[str], seconds: float) -> bool:
+        """Wake up what has these tags of vLLM; whether all is awake, and so requests go on.
 
         ``seconds``: simulated ones that pass before weights that slept are back.
         """
@@ -207,16 +236,19 @@ class Engine:
             self._wake.set()
             await self._rung.wait()
             self._asleep.difference_update(tags)
-            self.sleep_level = None
             if not self._asleep:
+                self.sleep_level = None
+                self._thaw()
+                self._wake.set()
                 self.awake.set()
+            return not self._asleep
 
     def _look_at_the_time(self, now: float) -> None:
         """Tell who waits for a time, or until all replicas are at rest."""
         if now >= self._alarm:
             self._alarm = np.inf
             self._rung.set()
-        if not self._due and (not self._streams or self.engine.at_rest):
+        if not self._due and (self._frozen or not self._streams or self.engine.at_rest):
             self._idle.set()
 
     async def run(self) -> None:
@@ -234,15 +266,11 @@ class Engine:
                 while self.gate.through < come:
                     await self._hand_out(self.clock.now())
                     await asyncio.sleep(0)
-                self._note(self.engine.advance(now))
-                for look in self.decided:
-                    look()
+                if not self._frozen:
+                    self._advance(now)
                 await self._hand_out(now)
                 self._look_at_the_time(now)
-                decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
-                until = (
-                    min(decided, self._next_due()) if self._streams else np.inf
-                )  # what happens to idle replicas waits
+                until = min(self._next_decision(), self._next_due())
                 await self.clock.wait(float(min(until, self._alarm)), self._wake)
         except Exception as failure:
             self.failure = failure
@@ -253,6 +281,26 @@ class Engine:
             for waited_for in (self._idle, self._rung, self.awake):
                 waited_for.set()
             raise
+
+    def _next_decision(self) -> float:
+        if self._frozen or not self._streams:  # what happens to idle replicas waits
+            return np.inf
+        return float(np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf))
+
+    def _advance(self, until: float) -> None:
+        """Let the engines decide all before this time."""
+        time = self.engine.next_decision()
+        while self.stepped and time < until:
+            self._note(self.engine.advance(np.nextafter(time, np.inf)))
+            self._tell()
+            before, time = time, self.engine.next_decision()
+            if time <= before:  # it waits for what another replica does first
+                break
+        self._note(self.engine.advance(until))
+
+    def _tell(self) -> None:
+        for look in self.stepped:
+            look()
 
     def _next_due(self) -> float:
         return self._due[0][0] if self._due else np.inf

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from windtunnel.errors import unknown
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate
-from windtunnel.serve.engine import ABORT, MEMORY, Engine
+from windtunnel.serve.engine import ABORT, KEEP, MEMORY, Engine
 from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.log import Log
@@ -80,7 +80,7 @@ class Manners:
     body_seconds: float = 30.0
     """In which a request's body must have come."""
     enable_sleep_mode: bool = False
-    """It has vLLM's /sleep, /wake_up and /is_sleeping."""
+    """It has vLLM's /sleep, /wake_up, /is_sleeping and /release_kv_cache_memory."""
     wake_up_seconds: float = 0.0
     """Simulated ones in which weights wake up."""
 
@@ -288,17 +288,23 @@ class Front:
         return Response(status_code=503 if self.engine.failure else 200)
 
     async def sleep(self, request: Request) -> Response:
-        """/sleep. Raises RefusedError for what vLLM does not know, and for mode=keep, which is not simulated."""
-        asked = _parameters(request, {"level": ("0", "1", "2"), "mode": (ABORT, "wait")})
+        """/sleep. Raises RefusedError for what vLLM does not know."""
+        asked = _parameters(request, {"level": ("0", "1", "2"), "mode": (ABORT, "wait", KEEP)})
         level, mode = (asked.get(name, [default])[-1] for name, default in (("level", "1"), ("mode", ABORT)))
         await self.engine.sleep(int(level), mode)
-        return Response()
+        return JSONResponse({"status": "sleeping", "level": int(level)})
+
+    async def release_kv_cache(self, request: Request) -> Response:
+        """/release_kv_cache_memory. Raises RefusedError where the engines do."""
+        _parameters(request, {})
+        await self.engine.release_kv_cache()
+        return JSONResponse({"status": "kv_cache_released"})
 
     async def wake_up(self, request: Request) -> Response:
         """/wake_up. Raises RefusedError for tags that vLLM does not have."""
-        tags = _parameters(request, {"tags": (*MEMORY, "scheduling")}).get("tags", MEMORY)
-        await self.engine.wake_up(tags, self.manners.wake_up_seconds)
-        return Response()
+        tags = _parameters(request, {"tags": (*MEMORY, "scheduling")}).get("tags")
+        awake = await self.engine.wake_up(tags or MEMORY, self.manners.wake_up_seconds)
+        return JSONResponse({"status": "awake" if awake else "sleeping", "tags": tags})
 
     async def is_sleeping(self, _: Request) -> Response:
         """/is_sleeping."""
@@ -325,7 +331,7 @@ class Front:
 
     async def openapi(self, _: Request) -> Response:
         """/openapi.json."""
-        return JSONResponse(document())
+        return JSONResponse(document(self.manners.enable_sleep_mode))
 
 
 def _parameters(request: Request, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -473,6 +479,7 @@ def application(front: Front, lifespan: Any = None) -> Starlette:
             Route("/sleep", front.sleep, methods=["POST"]),
             Route("/wake_up", front.wake_up, methods=["POST"]),
             Route("/is_sleeping", front.is_sleeping),
+            Route("/release_kv_cache_memory", front.release_kv_cache, methods=["POST"]),
         ]
     handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: plain}
     return Application(answers, routes, exception_handlers=handlers, lifespan=lifespan)

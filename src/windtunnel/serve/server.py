@@ -43,11 +43,11 @@ def serving(
     """The application of a deployment, which simulates while it runs. Raises InputError where it cannot publish."""
     engine = Engine(deployment, clock)
     publisher, ledger = None, None
-    if kv_events.on:
+    if kv_events.on(deployment.engine_version.startswith("sglang")):
         ledger = Ledger()
         watch = Watch(deployment, ledger)
         publisher = Publisher(kv_events, watch.ranks)
-        engine.decided.append(partial(watch.look, publisher.publish))
+        engine.stepped.append(partial(watch.look, publisher.publish))
     recorder = Recorder(record, engine) if record else None
     meters = Meters(engine, manners.model)
 

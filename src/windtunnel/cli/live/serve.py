@@ -129,7 +129,7 @@ def serve(
     record
         JSON lines file for the load that was served, to be replayed by run --trace.
     kv_events_config
-        vLLM's JSON: publishes what enters and leaves the prefix caches over ZeroMQ, as vLLM does.
+        vLLM's or SGLang's JSON: publishes what enters and leaves the prefix caches over ZeroMQ, as they do.
     """
     if not server.model:
         raise InputError("no model: name one of `windtunnel list models`, or give its config.json")

@@ -215,6 +215,9 @@ class Service:
         self._let_in(life, time)
 
     def _let_in(self, life: Life, time: float) -> None:  # noqa: ARG002 - of what pool it is counts in others
+        self._open_door(time)
+
+    def _open_door(self, time: float) -> None:
         """There is a replica again for those that wait for one."""
         states: Any = self.state.requests["state"]
         waiting = np.flatnonzero(states == AT_DOOR).tolist()
@@ -247,7 +250,6 @@ class Service:
         if self.roster.fail(life, failure.down, time):
             heappush(self.events, (life.ready, READY, j))
         self._open()
-        states: Any = self.state.requests["state"]
         if self.fleet.on_failure == "lost":
             self.lost += victims
             self._send(victims, GONE, time)
@@ -256,10 +258,14 @@ class Service:
             self.retried[r] = self.retried.get(r, 0) + 1
         if len(self.state.there):
             self._send(victims, AGAIN, time)
-            return
+        else:
+            self._wait_at_door(victims, time)
+
+    def _wait_at_door(self, requests: list[int], time: float) -> None:
+        """No replica is there for these requests."""
         self.sends += 1
-        for k, r in enumerate(victims):
-            self.place[r], states[r] = (time, self.sends, k), AT_DOOR
+        for k, r in enumerate(requests):
+            self.place[r], self.state.requests["state"][r] = (time, self.sends, k), AT_DOOR
 
     def _clear(self, j: int, time: float) -> list[int]:
         """A replica that has computed nothing takes the place of one that is no more: the requests that it had, in the

@@ -6,7 +6,7 @@ time that ``advance`` was given is final, but for the steps of a replica that fa
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import Settled, entry
+from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Fleet, Integers, new_state, with_room
 from windtunnel.core.fleet.service import Service
@@ -170,10 +171,9 @@ class Live(Service):
         if self._contents:
             lengths = request.prompt_tokens, request.output_tokens
             self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
-        if self._changes:
-            self.blank.requests[r] = requests[r]
-            self.place.pop(r, None)
-            self.retried.pop(r, None)
+        self.blank.requests[r] = requests[r]
+        self.place.pop(r, None)
+        self.retried.pop(r, None)
 
     def _write_for_router(self, r: int, session: str) -> None:
         """The router has not seen who is in a slot."""
@@ -254,9 +254,8 @@ class Live(Service):
             request["overruns"] = True
             if np.isnan(request["scheduled"][0]) and (i == NONE or not self._lands_in(i)):
                 request["prompt"] = 1
-        if self._changes:
-            for name in ("output", "overruns"):
-                self.blank.requests[name][r] = request[name][0]
+        for name in ("output", "overruns"):
+            self.blank.requests[name][r] = request[name][0]
         return int(request["output"][0])
 
     def _pool_of(self, i: int) -> int:
@@ -297,10 +296,25 @@ class Live(Service):
             request["ends"] -= spared
         end_at(self.state, table, seat, soonest)
 
-    def forget_caches(self) -> None:
-        """Nothing is cached any more on any replica, and no router believes it: none of them may have requests."""
-        for j in range(len(self.pool_of)):
-            self._clear(j, self.now)
+    def forget_caches(self, time: float) -> None:
+        """Nothing is cached any more on any replica, and no router believes it. Requests wait, with the tokens that
+        they have, until ``go_on_at`` sends them to replicas that compute them again."""
+        self.now = max(self.now, time)
+        fleet, self.fleet = self.fleet, replace(self.fleet, on_failure="migrate")
+        try:
+            self._wait_at_door([r for j in range(len(self.pool_of)) for r in self._clear(j, self.now)], self.now)
+        finally:
+            self.fleet = fleet
+
+    def go_on_at(self, time: float) -> None:
+        """No decision was made for a while before ``time``, and none will have been."""
+        self.now = max(self.now, time)
+        groups = self.state.groups
+        busy = groups["bound"] < np.inf
+        groups["now"][busy] = np.maximum(groups["now"][busy], self.now)
+        reorder(groups, self.order)
+        if len(self.state.there):
+            self._open_door(self.now)
 
     # Slots.
 
@@ -365,7 +379,7 @@ class Live(Service):
             mine = [self.since[j] + np.flatnonzero(rows["replica"][self.since[j] : counters[ROWS]] == j)
                     for j in range(len(self.since))]  # fmt: skip
             kept = np.sort(np.concatenate([one[-ENOUGH:] for one in mine]))
-            self.since = [0] * len(self.since)
+        self.since = [0] * len(self.since)
         rows[: len(kept)] = rows[kept]
         self.told.ends[: len(kept)] = self.told.ends[kept]
         stalls = self.state.stalls

@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.core.dispatch import several
 from windtunnel.core.engine import Demand, Fleet, Integers
-from windtunnel.core.records import NONE, State
+from windtunnel.core.records import State
 from windtunnel.core.routing import ACCEPTED, note_departures, note_first_tokens
 from windtunnel.core.seats import WHO
 
@@ -40,12 +40,9 @@ def owners(keys: Any) -> Any:
 
 def _owners_in_tree(tree: Any) -> Any:
     """Whose tokens the nodes of SGLang's trees hold: all that the index of children leads to."""
-    found, heads = [], tree.slots[tree.slots != NONE]
-    while len(heads):
-        found.append(tree.nodes["request"][heads])
-        heads = tree.nodes["next"][heads]
-        heads = heads[heads != NONE]
-    return np.unique(np.concatenate(found)) if found else ()
+    from windtunnel.core.schedulers.sglang_tree.radix import standing
+
+    return np.unique(tree.nodes["request"][standing(tree)[1]])
 
 
 def _of_router(state: State, time: float) -> Any:

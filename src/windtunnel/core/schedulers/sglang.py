@@ -97,7 +97,7 @@ class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     tree: Any
-    """sglang_radix.Tree, or None where no pool has a radix cache."""
+    """sglang_tree.radix.Tree, or None where no pool has a radix cache."""
     flying: Array
     """[tables of seats, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last
     decode is in it, in the order of the batch: a retraction may sort the seats before that is known."""

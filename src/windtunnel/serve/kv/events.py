@@ -1,4 +1,5 @@
-"""What enters and leaves the prefix caches of vLLM's replicas, as events of vLLM 0.33 (distributed/kv_events.py)."""
+"""What enters and leaves the prefix caches of replicas, as events of vLLM 0.33 (distributed/kv_events.py), or of SGLang
+0.5.23 (srt/disaggregation/kv_events.py), which are maps with the same names."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +10,16 @@ from numpy.typing import NDArray
 
 from windtunnel.core.blocks import Cache
 from windtunnel.core.records import NONE
+from windtunnel.core.schedulers.sglang_tree.radix import Tree, roots, standing
+from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.core.texts.owners import Texts
 from windtunnel.errors import InputError
 from windtunnel.simulate.live import LiveDeployment
 
 Event = dict[str, Any]
-MEDIUM, KIND = "GPU", "full_attention"
+MEDIUM = "GPU"
+GROUP: Event = {"group_idx": 0}
+KIND: Event = {"kv_cache_spec_kind": "full_attention"}
 KNOWN = 1 << 20
 """Blocks whose tokens are known, the longest unused forgotten first."""
 
@@ -33,8 +39,9 @@ class Ledger:
         while len(self._blocks) > KNOWN:
             self._blocks.popitem(last=False)
 
-    def stored(self, names: set[int], size: int) -> Iterator[Event]:
-        """Blocks that have entered a cache, those that go on from each other in one event."""
+    def stored(self, names: set[int], size: int, groups: bool) -> Iterator[Event]:
+        """Blocks that have entered a cache, those that go on from each other in one event; ``groups``: with the fields
+        that only vLLM has."""
         below: dict[int | None, list[int]] = {}
         for name in sorted(names):
             parent, _ = self._blocks.get(name, (None, ()))
@@ -48,52 +55,95 @@ class Ledger:
                     run.append(children[0])
                     tokens += self._blocks[children[0]][1]
                 ahead += [(run[-1], child) for child in below.get(run[-1], [])]
-                yield {
-                    "type": "BlockStored",
-                    **{"block_hashes": run, "parent_block_hash": before, "token_ids": tokens, "block_size": size},
-                    **{"lora_id": None, "medium": MEDIUM, "lora_name": None, "extra_keys": [None] * len(run)},
-                    **{"group_idx": 0, "kv_cache_spec_kind": KIND},
-                }
+                found = {"block_hashes": run, "parent_block_hash": before, "token_ids": tokens, "block_size": size}
+                more = {"lora_name": None, "extra_keys": [None] * len(run), **GROUP, **KIND} if groups else {}
+                yield {"type": "BlockStored", **found, "lora_id": None, "medium": MEDIUM, **more}
 
 
 class Watch:
-    """Looks into the caches after each decision."""
+    """Looks into the caches after each step."""
 
     def __init__(self, deployment: LiveDeployment, ledger: Ledger) -> None:
-        """Raises InputError where no replica has vLLM's prefix cache with blocks that have names."""
+        """Raises InputError where replicas have no prefix cache whose engine tells of its blocks."""
         self._deployment, self._ledger = deployment, ledger
         self._size = deployment.hash_block_size
-        if not self._size or not isinstance(getattr(deployment.engine.state.extra, "cache", None), Cache):
-            raise InputError("kv_events_config: needs one of vLLM's engines since 0.8, with prefix caching")
+        extra = deployment.engine.state.extra
+        found = getattr(extra, "cache", None), getattr(extra, "tree", None)
+        if not self._size or not (isinstance(found[0], Cache) or isinstance(found[1], Tree)):
+            raise InputError(
+                "kv_events_config: needs one of vLLM's engines since 0.8 or of SGLang's, with prefix caching: others "
+                "publish no events over ZeroMQ"
+            )
+        self._radix = isinstance(found[1], Tree)
         self.ranks = len(deployment.engine.state.lanes)
-        self._versions, self._before = [-1] * self.ranks, [np.zeros(0, dtype=np.int64)] * self.ranks
+        self._seen: list[Any] = [None] * self.ranks
+        self._named, self._before = ([np.zeros(0, dtype=np.int64)] * self.ranks for _ in range(2))
 
     def look(self, tell: Callable[[int, list[Event]], None]) -> None:
         """Tell what the cache of each rank has got and lost since the last time: (rank, events)."""
         state = self._deployment.engine.state
         for rank, lane in enumerate(state.lanes):
-            if lane["version"] == self._versions[rank]:
-                continue
-            self._versions[rank] = int(lane["version"])
-            before, now = self._before[rank], keys_of(state.extra.cache, lane)
+            seen = (int(lane["uses"]), int(lane["evictable"])) if self._radix else int(lane["version"])
+            if seen != self._seen[rank]:
+                found = keys_in_tree(state.extra.tree, lane) if self._radix else keys_of(state.extra.cache, lane)
+                self._seen[rank], self._named[rank] = seen, found
+            before = self._before[rank]
+            now = self._named[rank] if self._radix else np.union1d(self._named[rank], self._of_answers(rank))
             self._before[rank] = now
             if events := self._events(before, now):
                 tell(rank, events)
+
+    def _of_answers(self, rank: int) -> NDArray[np.int64]:
+        """Keys of the blocks that requests have filled by decoding: vLLM names them at once, the core at the end of
+        the request, before which nobody can ask for them."""
+        state, fleet = self._deployment.engine.state, self._deployment.fleet
+        lane, seats = state.lanes[rank], state.seats[rank]
+        mine = seats[ENDS] < EMPTY
+        rows: Any = state.requests[seats[WHO][mine]]
+        turns = fleet.policies[int(state.groups["pool"][lane["group"]])].turns
+        left = np.maximum(-((lane["clock"] - seats[ENDS][mine]) // turns), 0)
+        texts = state.extra.cache.texts
+        texts_of: Any = texts.rows[seats[WHO][mine]]
+        first = rows["prompt"] // self._size
+        ends = np.minimum(rows["prompt"] + rows["output"] - 1 - left, texts_of["named"]) // self._size
+        return _names(texts, texts_of["names"], first, ends) * self._size + self._size - 1
 
     def _events(self, before: NDArray[np.int64], now: NDArray[np.int64]) -> list[Event]:
         if len(before) and not len(now):
             return [{"type": "AllBlocksCleared"}]
         gone, new = (np.setdiff1d(one, other, assume_unique=True) for one, other in ((before, now), (now, before)))
         removed = [
-            {"type": "BlockRemoved", "block_hashes": [name], "medium": MEDIUM, "group_idx": 0}
+            {"type": "BlockRemoved", "block_hashes": [name], "medium": MEDIUM, **({} if self._radix else GROUP)}
             for name in (gone[gone >= 0] // self._size).tolist()
         ]
-        return [*removed, *self._ledger.stored(set((new[new >= 0] // self._size).tolist()), self._size)]
+        stored = set((new[new >= 0] // self._size).tolist())
+        return [*removed, *self._ledger.stored(stored, self._size, not self._radix)]
 
 
 def keys_of(cache: Cache, lane: Any) -> NDArray[np.int64]:
-    """The keys of all blocks that can be found in a lane's cache: names times their tokens, or below 0 without one."""
+    """The keys of all blocks that can be found in a lane's cache, by their last tokens, which are numbered through all
+    names; below 0 without a name."""
     first = int(lane["slots"])
     items = cache.slots[first : first + int(lane["mask"]) + 1]
     found: NDArray[np.int64] = np.sort(np.asarray(cache.items["key"])[items[items != NONE]])
+    return found
+
+
+def keys_in_tree(tree: Tree, lane: Any) -> NDArray[np.int64]:
+    """The same of a lane's radix tree, where a block is there with its last token."""
+    nodes: Any = tree.nodes
+    _, entered = standing(tree)
+    entered = entered[roots(tree, entered) == lane["root"]]
+    if len(tree.copies) > 1:  # some are in host memory alone
+        entered = entered[tree.copies["gone"][entered] == 0]
+    start, size, texts_of = nodes["start"][entered], tree.texts.size, tree.texts.rows[nodes["request"][entered]]
+    ends = np.minimum(start + nodes["length"][entered], texts_of["named"]) // size
+    return np.unique(_names(tree.texts, texts_of["names"], start // size, ends)) * size + size - 1
+
+
+def _names(texts: Texts, names: Any, first: Any, end: Any) -> NDArray[np.int64]:
+    """The names of blocks ``first`` to before ``end`` of texts whose names begin here."""
+    counts = np.maximum(end - first, 0)
+    at = np.repeat(names + first - np.cumsum(counts) + counts, counts)
+    found: NDArray[np.int64] = texts.names[at + np.arange(len(at))]
     return found

@@ -1,4 +1,4 @@
-"""Events of KV caches over ZeroMQ, as vLLM's ZmqEventPublisher sends them: topic, number, and a batch in msgpack."""
+"""Events of KV caches over ZeroMQ, as vLLM and SGLang send them (ZmqEventPublisher): topic, number, msgpack."""
 
 import asyncio
 import json
@@ -19,10 +19,11 @@ REPLAY_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class KVEventsConfig:
-    """vLLM's ``--kv-events-config`` (config/kv_events.py)."""
+    """``--kv-events-config`` of vLLM (config/kv_events.py) and of SGLang (srt/disaggregation/kv_events.py)."""
 
     enable_kv_cache_events: bool = False
-    publisher: str = "zmq"
+    """vLLM's switch; SGLang publishes where ``publisher`` is zmq."""
+    publisher: str | None = None
     """zmq, or null."""
     endpoint: str = "tcp://*:5557"
     """Where events are published; each further replica has the next port."""
@@ -35,33 +36,38 @@ class KVEventsConfig:
     max_queue_size: int = 100_000
     """Of vLLM's queue; here batches are sent at once."""
     topic: str = ""
+    bind: bool | None = None
+    """SGLang's: whether to bind the endpoint, in place of what its address says."""
+    format: str = "default"
+    """SGLang's: default, or dynamo, which differ for adapters and salts alone."""
 
     @classmethod
     def read(cls, text: str) -> "KVEventsConfig":
-        """From JSON. Raises InputError for what is none, and for keys and values that vLLM does not know."""
+        """From JSON. Raises InputError for what is none, and for keys and values that the engines do not know."""
         try:
             given = json.loads(text)
         except ValueError as error:
             raise InputError(f"kv_events_config={text!r}: is not JSON: {error}") from error
         if not isinstance(given, dict):
             raise InputError(f"kv_events_config={text!r}: must be a JSON object")
-        kinds = {
-            field.name: (str, type(None)) if field.default is None else type(field.default) for field in fields(cls)
-        }
+        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        kinds |= {"publisher": (str, type(None)), "replay_endpoint": (str, type(None)), "bind": (bool, type(None))}
         for name, value in given.items():
             if name not in kinds:
                 raise unknown("key of kv_events_config", name, list(kinds))
             if not isinstance(value, kinds[name]) or (isinstance(value, bool) and kinds[name] is int):
                 raise InputError(f"kv_events_config: {name}={value!r}: has the wrong type")
         found = cls(**given)
-        if found.publisher not in ("zmq", "null"):
-            raise InputError(f"kv_events_config: publisher={found.publisher!r}: must be zmq or null")
+        for name, words in (("publisher", ("zmq", "null", None)), ("format", ("default", "dynamo"))):
+            if getattr(found, name) not in words:
+                raise InputError(f"kv_events_config: {name}={given[name]!r}: must be {words[0]} or {words[1]}")
         return found
 
-    @property
-    def on(self) -> bool:
-        """Whether anything is published."""
-        return self.enable_kv_cache_events and self.publisher == "zmq"
+    def on(self, sglang: bool) -> bool:
+        """Whether anything is published, by SGLang or by another engine."""
+        if sglang:
+            return self.publisher == "zmq"
+        return self.enable_kv_cache_events and self.publisher != "null"
 
 
 def at_rank(endpoint: str, rank: int) -> str:
@@ -88,6 +94,7 @@ class Publisher:
         self._context: Any = self._zmq.Context()
         self._sent = [0] * ranks
         self._kept = [deque[tuple[int, bytes]](maxlen=config.buffer_steps) for _ in range(ranks)]
+        self._bind = config.bind
         self._sockets = [self._open(self._zmq.PUB, at_rank(config.endpoint, rank), config.hwm) for rank in range(ranks)]
         asked = config.replay_endpoint
         most = 2 * (config.buffer_steps + 1)
@@ -100,9 +107,11 @@ class Publisher:
         socket.setsockopt(self._zmq.LINGER, 0)
         socket.setsockopt(self._zmq.SNDHWM, most)
         binds = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+        binds = kind == self._zmq.ROUTER or (binds if self._bind is None else self._bind)
         try:
-            (socket.bind if binds or kind == self._zmq.ROUTER else socket.connect)(endpoint)
+            (socket.bind if binds else socket.connect)(endpoint)
         except self._zmq.ZMQError as error:
+            self.close()
             raise InputError(f"kv_events_config: {endpoint}: {error}: choose another endpoint") from error
         return socket
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from windtunnel.version import __version__
 
+JSON = "application/json"
+TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 COMMON: dict[str, Any] = {
     "model": {"type": "string"},
     "max_tokens": {"type": "integer", "minimum": 1, "nullable": True},
@@ -47,41 +49,67 @@ WRONG = {
 }
 
 
-def document() -> dict[str, Any]:
-    """The document."""
+def document(sleeps: bool = False) -> dict[str, Any]:
+    """The document; ``sleeps``: of a server with vLLM's sleep mode."""
     completion = _body({"prompt": PROMPT, **COMMON}, ["prompt"])
     chat = _body(
         {"messages": MESSAGES, "max_completion_tokens": {"type": "integer", "minimum": 1}, **COMMON}, ["messages"]
     )
-    anything = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    anything = {"content": {JSON: {"schema": {"type": "object"}}}}
     return {
         "openapi": "3.0.3",
         "info": {"title": "windtunnel serve", "version": __version__},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "paths": {
-            "/v1/completions": {
-                "post": _operation("A completion", completion, "application/json", "text/event-stream")
-            },
-            "/v1/chat/completions": {
-                "post": _operation("A chat completion", chat, "application/json", "text/event-stream")
-            },
-            "/v1/models": {"get": _operation("The model", None, "application/json")},
+            "/v1/completions": {"post": _operation("A completion", completion, JSON, "text/event-stream")},
+            "/v1/chat/completions": {"post": _operation("A chat completion", chat, JSON, "text/event-stream")},
+            "/v1/models": {"get": _operation("The model", None, JSON)},
             "/v1/embeddings": {"post": _operation("Refused: not simulated", anything)},
+            "/v1/responses": {"post": _operation("Refused: not simulated", anything)},
             "/tokenize": {
+                "post": _operation("Tokens of a prompt", _body({"prompt": {"type": "string"}}, ["prompt"]), JSON)
+            },
+            "/detokenize": {
                 "post": _operation(
-                    "Tokens of a prompt", _body({"prompt": {"type": "string"}}, ["prompt"]), "application/json"
+                    "Text of tokens, where a tokenizer was named", _body({"tokens": TOKENS}, ["tokens"]), JSON
                 )
             },
             "/health": {"get": _operation("Whether the engines run")},
-            "/version": {"get": _operation("Versions", None, "application/json")},
+            "/ping": {"get": _operation("Whether the engines run")},
+            "/load": {"get": _operation("Requests that are being answered", None, JSON)},
+            "/version": {"get": _operation("Versions", None, JSON)},
+            "/server_info": {"get": _operation("What is simulated", None, JSON)},
             "/metrics": {"get": _operation("vLLM's metrics", None, "text/plain")},
+            "/openapi.json": {"get": _operation("This document", None, JSON)},
+            **(_sleep_mode() if sleeps else {}),
         },
     }
 
 
+def _sleep_mode() -> dict[str, Any]:
+    """The routes of vLLM's sleep mode."""
+    level = _parameter("level", {"type": "integer", "enum": [0, 1, 2], "default": 1})
+    mode = _parameter("mode", {"type": "string", "enum": ["abort", "wait", "keep"], "default": "abort"})
+    tag = {"type": "string", "enum": ["weights", "kv_cache", "scheduling"]}
+    tags = _parameter("tags", {"type": "array", "items": tag})
+    wrong = {"400": {"description": "What vLLM does not know, or refuses in this state"}}
+    found = {
+        "/sleep": {"post": _operation("Sleep", None, JSON) | {"parameters": [level, mode]}},
+        "/wake_up": {"post": _operation("Wake up", None, JSON) | {"parameters": [tags]}},
+        "/release_kv_cache_memory": {"post": _operation("Give up the KV memory alone, while nothing runs", None, JSON)},
+    }
+    for each in found.values():
+        each["post"]["responses"] |= wrong
+    return found | {"/is_sleeping": {"get": _operation("Whether the engines sleep", None, JSON)}}
+
+
+def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
+
+
 def _body(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     schema = {"type": "object", "required": required, "properties": properties}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"required": True, "content": {JSON: {"schema": schema}}}
 
 
 def _operation(summary: str, body: dict[str, Any] | None = None, *kinds: str) -> dict[str, Any]:

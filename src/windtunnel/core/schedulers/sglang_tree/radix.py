@@ -133,20 +133,31 @@ def with_more_nodes(tree: Tree) -> Tree:
     return tree._replace(nodes=attributes(nodes), copies=attributes(copies))
 
 
-def clear(tree: Tree, root: int) -> None:
-    """Free all nodes of a lane's tree but its root."""
-    nodes: Any = tree.nodes
+def standing(tree: Tree) -> NDArray[np.int64]:
+    """All nodes but the roots, and before them the slots of the index in which they stand."""
     slots = np.flatnonzero(tree.slots != NONE)
     chained, heads = [np.stack([slots, tree.slots[slots]])], tree.slots[slots]
     while len(heads):
-        following = nodes["next"][heads]
+        following = tree.nodes["next"][heads]
         slots, heads = slots[following != NONE], following[following != NONE]
         chained.append(np.stack([slots, heads]))
-    slot, entered = np.concatenate(chained, axis=1)
-    top = entered.copy()
-    while ((parents := nodes["parent"][top]) != NONE).any():
+    found: NDArray[np.int64] = np.concatenate(chained, axis=1)
+    return found
+
+
+def roots(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The root above each node."""
+    top = nodes
+    while ((parents := tree.nodes["parent"][top]) != NONE).any():
         top = np.where(parents != NONE, parents, top)
-    mine = top == root
+    return top
+
+
+def clear(tree: Tree, root: int) -> None:
+    """Free all nodes of a lane's tree but its root."""
+    nodes: Any = tree.nodes
+    slot, entered = standing(tree)
+    mine = roots(tree, entered) == root
     tree.slots[slot[mine]] = NONE
     by_slot = np.argsort(slot[~mine], kind="stable")  # each chain in its order
     at, kept = slot[~mine][by_slot], entered[~mine][by_slot]
