@@ -87,7 +87,10 @@ def logger(name: str) -> Any:
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "vllm": {"bc_linter_include": lambda cls: cls},
+    "vllm": {
+        "bc_linter_include": lambda cls: cls,
+        "envs": MagicMock(VLLM_PREFIX_CACHE_RETENTION_INTERVAL=None),
+    },
     "vllm.logger": {"init_logger": logger},
     "vllm.utils": {
         "cdiv": lambda a, b: -(-a // b),
