@@ -205,7 +205,7 @@ def _facts(
     served = f"{value('request_throughput')} req/s · {value('output_throughput')} output tok/s"
     facts.append(("throughput", served))
     busy = intervals["utilisation.busy"].mean
-    shares = ["never idle" if busy >= NEVER_IDLE else f"busy {100 * busy:.0f} %"]
+    shares = ["never idle" if busy >= NEVER_IDLE else f"in a step {100 * busy:.0f} % of the time"]
     shares += [f"{name} {_whole(intervals[key])} %" for name, key in _SHARES.items()]
     if intervals["utilisation.bubbles"].mean > 0:
         shares.append(f"pipeline bubbles {_whole(intervals['utilisation.bubbles'])} %")
