@@ -155,6 +155,6 @@ def test_what_is_counted_is_what_was_answered() -> None:
     rejected = {labels["reason"]: value for labels, value in found["admission_rejections_total", ""]}
     assert rejected == {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
     assert found["requests_turned_away_total", ""] == [({}, 0.0)]
-    for engine in ("0", "1"):
-        ((facts, one),) = found["cache_config_info", engine]
+    for which in ("0", "1"):
+        ((facts, one),) = found["cache_config_info", which]
         assert one == 1 and facts["block_size"] == "16" and facts["enable_prefix_caching"] == "True"

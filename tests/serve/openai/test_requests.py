@@ -179,7 +179,8 @@ def test_both_sides_of_what_sampling_may_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_SIMULATED)
 def test_what_would_change_an_answer_is_refused(name: str) -> None:
-    for nothing in (None, False, 0, "", [], {}, "none"):
+    nothings: tuple[Any, ...] = (None, False, 0, "", [], {}, "none")
+    for nothing in nothings:
         check_sampling({name: nothing})
     for something in (True, 1, "x", [1], {"a": 1}):
         with pytest.raises(RefusedError, match=f"{name}: not simulated"):
