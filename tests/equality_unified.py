@@ -243,8 +243,17 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
         plain |= {"places_per_step": False}
     plain["decide_on_arrival"] = draw(st.booleans())
     count = len(times.stages)
-    policy = replace(case.policy, **plain, pipeline_parallel_size=count)
-    return replace(case, policy=policy, times=times)
+    own = draw(st.sampled_from([None, None, in_halves]))
+    policy = replace(case.policy, **plain, pipeline_parallel_size=count, stage_end=own)
+    return replace(case, policy=policy, times=replace(times, end=own))
+
+
+def in_halves(stage: int, decodes: int, chunk_tokens: int, arrival: float, free: float, seconds: float) -> float:
+    """A user's third tier: steps with prompts go through later stages in parts, the first of which came earlier."""
+    begin = max(arrival, free)
+    if stage > 0 and chunk_tokens > 0 and decodes + chunk_tokens > 1:
+        return max(begin, begin - 0.25 * seconds + seconds)
+    return begin + seconds
 
 
 def never_runs(case: Case, prompt: int, output: int) -> bool:

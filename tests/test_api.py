@@ -99,7 +99,7 @@ def test_what_is_printed_in_a_notebook_is_short(run: wt.Run) -> None:
     assert repr(run.requests).startswith("Requests(40 rows: id, arrival, prompt_tokens,")
     result = wt.summary(run, wt.SLO(ttft=9.0))
     assert "40 of 40 finished" in repr(result)
-    assert "attainment 100.0%" in repr(result)
+    assert "attainment 100.0 %" in repr(result)
     assert result._repr_html_().count("<tr>") == 8
     assert repr(result.latencies["ttft"]).startswith("Distribution(40 values: mean")
     for thing in (result, *vars(result).values(), run, *vars(run).values()):

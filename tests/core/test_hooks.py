@@ -1,7 +1,7 @@
 """A user's functions in the compiled core: found by address, compiled or called back, failures raised after the run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numba import config
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.hooks import hook
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, Policy
 
 LIMITS = Limits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=40, block_size=4)
@@ -109,3 +109,25 @@ def test_a_budget_cuts_chunks() -> None:
     rows = simulated(Policy(chunked_prefill=True, token_budget=five)).rows
     assert int(rows["chunk_tokens"].max()) == 5
     assert (rows["steps"] == 1).all()
+
+
+def in_parts(stage: int, decodes: int, chunk_tokens: int, arrival: float, free: float, seconds: float) -> float:  # noqa: ARG001
+    """Prompts go through the second stage while they still come."""
+    return max(arrival, free) + seconds * (0.5 if stage == 1 and chunk_tokens > 0 else 1.0)
+
+
+def test_the_users_third_tier_ends_steps_of_stages() -> None:
+    """One prompt and two decodes, 1 s in each of two stages: the prompt's second stage takes half a second."""
+    nobody, times = np.zeros(1, dtype=bool), StageTimes((TIMES, TIMES), np.zeros((1, 65)), in_parts)
+    demand = Demand(np.zeros(1), np.array([8]), np.array([3]), nobody, nobody, np.full(1, -1), np.zeros(1), 0)
+    policy = Policy(pipeline_parallel_size=2, stage_end=in_parts)
+    fleet = Fleet((LIMITS,), (policy,), (times,), (1,), (1,), (False,))
+    record = run(fleet, demand, 0, np.zeros(1))
+    assert (record.requests["first_token"][0], record.requests["finish"][0]) == (1.5, 5.5)
+    with pytest.raises(InputError, match=r"stage_end returned -1\.0: must be ≥ 0\.0, the later of arrival and free"):
+        early = replace(policy, stage_end=too_early)
+        run(replace(fleet, policies=(early,), times=(replace(times, end=too_early),)), demand, 0, np.zeros(1))
+
+
+def too_early(stage: int, decodes: int, chunk_tokens: int, arrival: float, free: float, seconds: float) -> float:  # noqa: ARG001
+    return arrival - 1.0

@@ -19,9 +19,10 @@ from windtunnel.launch import Reading, read_line, read_source
 from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.database import find_systems
+from windtunnel.perf.database import Database, Measured, find_systems
 from windtunnel.perf.kernel import Efficiency
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
+from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
 from windtunnel.perf.tabulate.tables import axes
@@ -278,6 +279,25 @@ def test_a_draft_head_has_weights_a_cache_and_a_vocabulary_of_its_own() -> None:
     assert least < longer < 1.5 * least
     with pytest.raises(InputError, match="only EAGLE-3 heads are simulated"):
         pool("Qwen/Qwen3-8B", **said | {"speculative_model": "someone/DFlash"}, num_speculative_tokens=1)
+
+
+def test_a_named_kernel_of_experts_takes_what_was_measured_of_it() -> None:
+    """TensorRT-LLM 1.3 on B200, 64 tokens of Qwen3-30B's experts in 4 bits: 0.162 ms by CUTLASS, 0.061 by the fastest
+    (moe_perf.parquet)."""
+    line = "trtllm-serve nvidia/Qwen3-30B-A3B-FP4 --moe_backend CUTLASS"
+    assert reading(line).settings["moe_backend"] == "cutlass"
+    (unknown,) = (word for word in reading(line.replace("CUTLASS", "CUTEDSL")).not_simulated if word.kernel)
+    assert "the fastest one that is known stands for it" in unknown.note
+    systems = find_systems()
+    assert systems is not None
+    known = Measured(Database(systems, "b200_sxm", "trtllm", "1.3.0rc20", "exact"), device("b200"))
+    one, few = np.full(1, 64.0), np.zeros(1)
+    fastest, named = (
+        Experts(2048, 768, 8, 128, dtype="nvfp4", backend=backend).measured(known, one, few)
+        for backend in ("", "cutlass")
+    )
+    assert fastest is not None and named is not None
+    assert (fastest.seconds[0], named.seconds[0]) == pytest.approx((0.061e-3, 0.162e-3), rel=0.05)
 
 
 def test_copies_of_experts_take_memory() -> None:

@@ -81,6 +81,7 @@ OWN: dict[str, dict[str, Any]] = {
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
         "mamba_ssm_cache_dtype": st.just("float32"),
+        "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
@@ -89,6 +90,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
+        "moe_backend": st.just("flashinfer_trtllm"),
         "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
@@ -113,6 +115,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "trtllm": {
         "low_precision_combine": st.just(True),
+        "moe_backend": st.sampled_from(["cutlass", "deep_gemm"]),
         "prompt_graph_tokens": st.just(2048),
         "num_redundant_experts": st.just(8),
         "shared_head": st.just(True),
@@ -178,7 +181,7 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
     if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}
     if not model.has_moe:
-        found |= {"num_redundant_experts", "low_precision_combine"}
+        found |= {"num_redundant_experts", "low_precision_combine", "moe_backend"}
     elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):
         found |= {"low_precision_combine"}
     return found | ({"low_precision_combine"} if model.weight_dtype("experts") not in IN_FEW_BITS else set())

@@ -272,10 +272,12 @@ def test_what_a_reader_should_know_by_hand() -> None:
     assert words["ranges"] == f"90 % of comparable servers, {at}; half of them: TPOT -10…+25 %, TTFT -20…+100 %"
     assert words["evidence"] == "90 points of Qwen3-32B on h100_sxm, vllm: -20…+50 %"
     assert words["checked"] == "against averages of closed loops only, not percentiles"
-    assert words["model error"] == "per step: kernels ±10%, host work ±2.0%"
-    assert words["capacity"] == "8 requests/s; 75% used, 60% to 112% on a real server: overloaded at the upper end"
+    assert words["model error"] == "per step: kernels ±10 %, host work ±2.0 %"
+    assert words["capacity"] == "8 requests/s; 75 % used, 60 % to 112 % on a real server: overloaded at the upper end"
     assert "within goal" not in words
-    assert dict(replace(HAND, request_rate=4.0).words())["capacity"].endswith("50% used, 40% to 75% on a real server")
+    assert dict(replace(HAND, request_rate=4.0).words())["capacity"].endswith(
+        "50 % used, 40 % to 75 % on a real server"
+    )
     unknown = replace(HAND, uncertainty=Uncertainty(nan, nan, nan), capacity=None)
     assert set(dict(unknown.words())) == {"ranges", "evidence", "checked"}
 

@@ -110,7 +110,7 @@ def test_much_modelled_time_is_a_warning(modelled: float, warned: bool) -> None:
     parts = {"measured": handmade.flat_times(0.1 - modelled), "modelled": handmade.flat_times(modelled)}
     base = handmade.two_requests()
     warnings = summary(handmade.run(base.requests, base.iterations, sources=(parts,))).warnings
-    assert any("30% of step time is estimated, not measured" in text for text in warnings) is warned
+    assert any("30 % of step time is estimated, not measured" in text for text in warnings) is warned
 
 
 @pytest.mark.parametrize("run", [handmade.two_requests(), handmade.preempted()])
@@ -170,7 +170,7 @@ def test_a_summary_in_one_line_and_as_a_table() -> None:
     found = summary(handmade.two_requests(), SLO(ttft=0.12))
     assert repr(found) == (
         "Summary(2 of 2 finished; mean ttft 125 ms, tpot 100 ms, e2el 325 ms; 5 requests/s, 15 output tokens/s, "
-        "attainment 50.0%)"
+        "attainment 50.0 %)"
     )
     assert "attainment" not in repr(summary(handmade.two_requests()))
     table = found._repr_html_()

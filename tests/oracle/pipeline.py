@@ -133,7 +133,12 @@ class Pipeline:
         arrival = max(now, tokens_known) if self.policy.async_scheduling else now
         start = max(arrival, self.stages_free[0])
         for stage, seconds in enumerate(stages):
-            end = max(arrival, self.stages_free[stage]) + seconds
+            free = self.stages_free[stage]
+            end = max(arrival, free) + seconds
+            if (own := getattr(self.policy, "stage_end", None)) is not None:
+                tokens = sum(part.tokens for part in batch.scheduled if not part.decodes)
+                reached = start if stage == 0 else arrival
+                end = own(stage, len(batch.decodes), tokens, reached, free, seconds)
             self.stages_free[stage] = end
             arrival = end + sends[stage] if stage < len(sends) else end
         if any(map(self._goes_on_with, batch.scheduled)):

@@ -74,7 +74,7 @@ def test_shares_of_what_is_full_by_hand() -> None:
     )
     shares = {name: found[name].share for name in ("KV memory", "batch cap", "token budget")}
     assert shares == pytest.approx({"KV memory": 0.1, "batch cap": 0.2, "token budget": 0.3})
-    assert found["batch cap"].evidence == "in 20% of the step time requests wait while max_num_seqs=4 run"
+    assert found["batch cap"].evidence == "in 20 % of the step time requests wait while max_num_seqs=4 run"
     assert "max_num_batched_tokens=100 tokens" in found["token budget"].evidence
 
 
@@ -83,7 +83,7 @@ def test_prompts_are_in_the_way_where_steps_last_half_as_long_again() -> None:
     rows = ({"decodes": 3, "kv_tokens": 9}, {"decodes": 2, "kv_tokens": 9, "chunk_tokens": 58})
     found = by_hand(*rows, times=handmade.flat_times(0.1, per_token=1e-3))["prefill interference"]
     assert found.share == pytest.approx(0.4)
-    assert "40% of the tokens" in found.evidence
+    assert "40 % of the tokens" in found.evidence
     assert "last 160 ms instead of 103 ms" in found.evidence
     few = by_hand(rows[0], {**rows[1], "chunk_tokens": 50}, times=handmade.flat_times(0.1, per_token=1e-3))
     assert "prefill interference" not in few  # 152 ms, not half as long again
@@ -118,12 +118,12 @@ def test_preemptions_and_spare_time_by_hand() -> None:
     lost = replace(handmade.two_requests().requests, preemptions=np.array([1500, 0]))
     found = by_hand(*steps, requests=lost)
     assert found["preemptions"].share == 0.5
-    assert found["preemptions"].evidence == "50.0% of the requests lost their KV cache, 1,500 times in all"
+    assert found["preemptions"].evidence == "50.0 % of the requests lost their KV cache, 1,500 times in all"
     assert "spare time" not in found, "steps one after the other"
     second = handmade.requests(arrival=[0.0, 1.0], scheduled=[0.0, 1.0], first_token=[0.1, 1.1], finish=[0.2, 1.2])
     spare = by_hand({"start": 0.2, "decodes": 1, "kv_tokens": 9}, requests=second)["spare time"]
     assert spare.share == pytest.approx(8 / 9)
-    assert spare.evidence == "GPUs are busy 11% of the time"
+    assert spare.evidence == "GPUs are busy 11 % of the time"
     assert set(by_hand(*steps)).isdisjoint({"preemptions", "pipeline bubbles", "host"})
 
 
@@ -136,8 +136,8 @@ def test_groups_of_operators_that_wait() -> None:
     step = {"decodes": 1, "kv_tokens": 9}
     found = by_hand(step, groups=(parts,))
     assert found["communication"].share == pytest.approx(0.25)
-    assert found["communication"].evidence == "25% of the step time is communication between GPUs"
-    assert found["host"].evidence == "12% of the step time is host work during which the GPU waits"
+    assert found["communication"].evidence == "25 % of the step time is communication between GPUs"
+    assert found["host"].evidence == "12 % of the step time is host work during which the GPU waits"
     less = {"communication": handmade.flat_times(0.014), "host": handmade.flat_times(0.009)}
     rest = {"gemm": handmade.flat_times(0.077)}
     assert set(by_hand(step, groups=(less | rest,))).isdisjoint({"communication", "host"})
@@ -154,7 +154,7 @@ def test_what_busy_gpus_are_limited_by(flops: float, name: str) -> None:
     run = handmade.run(base.requests, log, manifest={"pools": [pool | limits]})
     found = {finding.name: finding for finding in bottlenecks(run)}
     assert (name in found) and ({"compute", "memory bandwidth"} - {name}).isdisjoint(found)
-    evidence = {"compute": "5% of their FLOP/s and 1%", "memory bandwidth": "0% of their FLOP/s and 1%"}[name]
+    evidence = {"compute": "5 % of their FLOP/s and 1 %", "memory bandwidth": "0 % of their FLOP/s and 1 %"}[name]
     assert f"busy GPUs reach {evidence} of their memory bandwidth" in found[name].evidence
     assert found[name].share == pytest.approx({"compute": 0.05, "memory bandwidth": 0.01}[name])
 
@@ -169,7 +169,7 @@ def test_places_of_a_pipeline_that_idle_by_hand() -> None:
     run = handmade.run(base.requests, log, manifest={"pools": [pool | limits]})
     found = {finding.name: finding for finding in bottlenecks(run)}["pipeline bubbles"]
     assert found.share == pytest.approx(1 - 0.125)
-    assert "12% of the time in each of 2 places" in found.evidence
+    assert "12 % of the time in each of 2 places" in found.evidence
 
 
 def test_steps_that_take_no_time_have_no_shares() -> None:
@@ -222,7 +222,7 @@ def test_prompts_are_in_the_way_from_a_tenth_of_the_tokens_and_half_as_long_agai
 
     least = found(9, 65)
     assert least is not None and least.share == pytest.approx(0.1)
-    assert "10% of the tokens come from" in least.evidence
+    assert "10 % of the tokens come from" in least.evidence
     assert "which last 188 ms instead of 125 ms" in least.evidence
     assert found(10, 65) is None, "one of eleven"
     assert found(9, 63) is None, "191 units"
@@ -244,7 +244,7 @@ def test_each_pool_has_its_own_limits() -> None:
     run = handmade.run(base.requests, log, manifest=manifest)
     found = {finding.name: finding for finding in bottlenecks(replace(run, times=2 * run.times))}
     assert (found["batch cap"].share, found["token budget"].share) == pytest.approx((0.5, 0.25))
-    assert found["batch cap"].evidence == "in 50% of the step time requests wait while max_num_seqs=8 run"
+    assert found["batch cap"].evidence == "in 50 % of the step time requests wait while max_num_seqs=8 run"
     assert "max_num_batched_tokens=200 tokens" in found["token budget"].evidence
 
 
@@ -265,4 +265,4 @@ def test_places_of_all_pipelines_are_idle_while_requests_are_there() -> None:
     run = handmade.run(requests, handmade.iterations(*rows), manifest=manifest)
     found = {finding.name: finding for finding in bottlenecks(replace(run, times=2 * run.times))}["pipeline bubbles"]
     assert found.share == pytest.approx(0.5 - 0.025)
-    assert "under way 2% of the time in each of 2 places" in found.evidence
+    assert "under way 2 % of the time in each of 2 places" in found.evidence

@@ -108,10 +108,10 @@ def test_shares_of_the_step_time_are_sorted_and_sources_are_not() -> None:
     drawn = figures(unroll(run), summary(run), None)["breakdown"]
     bars = [(bar["y"], bar["name"], bar["x"], bar["text"], bar["meta"]) for bar in drawn["data"]]
     assert bars == [
-        (["by operator"], "gemm", [75.0], ["gemm 75%"], 0),
-        (["by operator"], "attention", [25.0], ["attention 25%"], 1),
-        (["by source"], "measured", [25.0], ["measured 25%"], 2),
-        (["by source"], "modelled", [75.0], ["modelled 75%"], 3),
+        (["by operator"], "gemm", [75.0], ["gemm 75 %"], 0),
+        (["by operator"], "attention", [25.0], ["attention 25 %"], 1),
+        (["by source"], "measured", [25.0], ["measured 25 %"], 2),
+        (["by source"], "modelled", [75.0], ["modelled 75 %"], 3),
     ]
     assert drawn["layout"]["xaxis"]["range"] == [0, 100]
     assert drawn["layout"]["barmode"] == "stack"

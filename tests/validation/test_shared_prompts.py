@@ -95,7 +95,7 @@ def test_a_run_says_what_it_does_not_know(tmp_path: Path) -> None:
     }
     assert "come again after 30 requests" in notes["again"]
     assert "prefix caching was on: replayed without hits" in notes["once"]
-    assert "hit rate of 30%" in notes["rate"]
+    assert "hit rate of 30 %" in notes["rate"]
     assert notes["off"] == ""
 
 

@@ -62,7 +62,7 @@ def test_sharing_is_compared_over_as_many_requests() -> None:
 
 def test_a_change_is_told_in_one_line() -> None:
     (change,) = drift(PLANNED, replace(PLANNED, requests=2 * PLANNED.requests))
-    assert str(change).startswith("rate: ") and str(change).endswith("(+100%)")
+    assert str(change).startswith("rate: ") and str(change).endswith("(+100 %)")
 
 
 def test_the_planned_requests_as_they_were_seen() -> None:
@@ -191,6 +191,6 @@ def test_the_planned_requests_twice_as_long_and_half_as_often() -> None:
 
 
 def test_changes_in_words() -> None:
-    assert str(Change("rate", 1.0, 1.5)) == "rate: 1.5, planned 1 (+50%)"
-    assert str(Change("prompt_tokens", 1234.0, 617.0)) == "prompt_tokens: 617, planned 1.23e+03 (-50%)"
+    assert str(Change("rate", 1.0, 1.5)) == "rate: 1.5, planned 1 (+50 %)"
+    assert str(Change("prompt_tokens", 1234.0, 617.0)) == "prompt_tokens: 617, planned 1.23e+03 (-50 %)"
     assert str(Change("sharing", 0.0, 0.25)) == "sharing: 0.25, planned 0"

@@ -71,8 +71,9 @@ def _of_steps(steps: Path, output: Path, perf: str) -> None:
     found = fit_steps(pool, records, perf)
     before, after = found.before["all"], found.after["all"]
     said = (
-        f"median error of {before.steps:,} steps that decided nothing: {before.median:.1%} before, {after.median:.1%} "
-        f"after; of their sum: {before.total:+.1%} before, {after.total:+.1%} after"
+        f"median error of {before.steps:,} steps that decided nothing: {100 * before.median:.1f} % before, "
+        f"{100 * after.median:.1f} % "
+        f"after; of their sum: {100 * before.total:+.1f} % before, {100 * after.total:+.1f} % after"
     )
     if not found.helps:
         said += "; the corrections do not help: do not use them"

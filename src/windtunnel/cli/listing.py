@@ -98,10 +98,10 @@ def _engines() -> list[Row]:
 
 
 def _schedulers() -> list[Row]:
-    from windtunnel.policy import PRESETS
+    from windtunnel.policy.named import IN_PYTHON, PRESETS
 
     rows = []
-    for name, settings in PRESETS.items():
+    for name, settings in [*PRESETS.items(), *((name, made()) for name, made in IN_PYTHON.items())]:
         values = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
         differing = ",".join(f"{key}={value}" for key, (value, default) in values.items() if value != default)
         rows.append({"scheduler": name, "of": type(settings).__name__, "its settings": differing})

@@ -167,7 +167,8 @@ def _progress(seconds: float, value: float, bound: float) -> None:
     from windtunnel.optimum.certificate import gap
 
     low, high = sorted((value, bound))  # of goodput the bound is above
-    sys.stderr.write(f"{seconds:6.1f} s: a schedule of {value:.6g}, bound {bound:.6g}, gap {gap(high, low):.1%}\n")
+    left = f"{100 * gap(high, low):.1f} %"
+    sys.stderr.write(f"{seconds:6.1f} s: a schedule of {value:.6g}, bound {bound:.6g}, gap {left}\n")
 
 
 def _show(certificates: "list[Certificate]", problem: "Problem") -> None:

@@ -14,6 +14,9 @@ then fixed at its first use), otherwise called back. Signatures, and when each i
   float``: the same, of a function that looks at more; see ``policy.routing``.
 - ``token_budget(decodes, kv_tokens, free_blocks, waiting, most) -> int``: before every step; the core then runs every
   step singly. ``kv_tokens`` is what all decodes have in the cache. From max(decodes, 1) to ``most``.
+- ``stage_end(stage, decodes, chunk_tokens, arrival, free, seconds) -> float``: of each stage of a pipeline in turn,
+  when it has done a step that comes at ``arrival``; ``free`` is when it has done the step before, ``seconds`` what its
+  tables say. At least the later of both. Without it a stage does one step after the other, whole.
 
 ``max_tokens`` is the declared output, cut at max_model_len. What a hook raises, or a value out of its range, is an
 InputError with its line after the run; until then it counts as 0, a budget as ``most``.
@@ -21,7 +24,7 @@ InputError with its line after the run; until then it counts as 0, a budget as `
 
 import ctypes
 from collections.abc import Callable, Iterable
-from math import isnan
+from math import inf, isnan
 from numbers import Real
 from pathlib import Path
 from traceback import extract_tb
@@ -41,6 +44,7 @@ HOOKS = {
     "route_score": "iiif",
     "route_view": "iiifiiii",
     "token_budget": "iiiii",
+    "stage_end": "iiifff",
 }
 """Kinds of the arguments of each hook: integers and floats. A budget is an integer, keys are floats."""
 
@@ -60,6 +64,8 @@ class Hook:
     def call(self, *values: Any) -> Any:
         """The function as Python runs it; a failure is kept, because nothing can be raised through the core."""
         neutral = values[4] if self.name == "token_budget" else 0.0
+        if self.name == "stage_end":
+            neutral = max(values[3], values[4]) + values[5]
         try:
             return checked(self.name, self.function(*values), values)
         except BaseException as failure:
@@ -80,6 +86,10 @@ def checked(name: str, value: Any, values: tuple[Any, ...]) -> Any:
         if not least <= value <= most:
             raise InputError(f"token_budget returned {value}: must be in [{least}, {most}]")
         return int(float(value))
+    if name == "stage_end" and not max(values[3], values[4]) <= value < inf:
+        raise InputError(
+            f"stage_end returned {value}: must be ≥ {max(values[3], values[4])}, the later of arrival and free"
+        )
     return float(value)
 
 
@@ -207,12 +217,27 @@ def _guarded_token_budget(inner: Any, called_back: int) -> Callable[..., int]:
     return guarded
 
 
+def _guarded_stage_end(inner: Any, called_back: int) -> Callable[..., float]:
+    def guarded(a: int, b: int, c: int, d: float, e: float, f: float) -> float:
+        failed, value = False, 0.0
+        try:
+            value = inner(a, b, c, d, e, f)
+        except Exception:
+            failed = True
+        if failed or not max(d, e) <= value < inf:
+            return call_stage_end(called_back, a, b, c, d, e, f)
+        return value
+
+    return guarded
+
+
 _GUARDS = {
     "admission_key": _guarded_admission_key,
     "victim_key": _guarded_victim_key,
     "route_score": _guarded_route_score,
     "route_view": _guarded_route_view,
     "token_budget": _guarded_token_budget,
+    "stage_end": _guarded_stage_end,
 }
 
 
@@ -234,7 +259,14 @@ def _caller(name: str) -> Any:
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
-    call_admission_key, call_victim_key, call_route_score, call_route_view, call_token_budget = map(_caller, HOOKS)
+    (
+        call_admission_key,
+        call_victim_key,
+        call_route_score,
+        call_route_view,
+        call_token_budget,
+        call_stage_end,
+    ) = map(_caller, HOOKS)
 else:
 
     @intrinsic
@@ -261,3 +293,8 @@ else:
     def call_token_budget(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("token_budget")
+
+    @intrinsic
+    def call_stage_end(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:  # noqa: ARG001
+        """The hook at this address."""
+        return _caller("stage_end")

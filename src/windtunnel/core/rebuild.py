@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten, lanes_time, step_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.pipelines.stages import end_of, own_end
 from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, StageTimes, Times
@@ -229,6 +230,7 @@ def _fill(
         floats,
         integers,
         np.concatenate([*sends, np.zeros(1)]),
+        np.array([own_end(table) for table in times for _ in _stages(table)], dtype=np.int64),
         attributes(rows),
         layout,
         np.zeros((2, clocks)),
@@ -322,12 +324,19 @@ def sent_tokens(lane: Any) -> int:
     return lane.step_decodes + lane.chunk_tokens
 
 
+@part
+def done(at: int, s: int, lane: Any, arrival: float, free: float, seconds: float) -> float:
+    """When a stage of a pipeline has done the batch of a lane."""
+    return end_of(at, s, lane.step_decodes, lane.chunk_tokens, arrival, free, seconds)
+
+
 @entry
 def rebuild(
     pools: Array,
     floats: Array,
     integers: Array,
     sends: Array,
+    asks: Array,
     rows: Array,
     layout: Array,
     clocks: Array,
@@ -360,8 +369,9 @@ def rebuild(
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
                     seconds = lanes_time(pools[first_stage + s], lanes, seats, floats, integers, 0, ranks)
-                    ready = max(arrival, clocks[0, base + s]) if stages > 1 else begin
-                    end = ready + (seconds + waits)
+                    end = begin + (seconds + waits)
+                    if stages > 1:
+                        end = done(asks[first_stage + s], s, lanes[0], arrival, clocks[0, base + s], seconds + waits)
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:

@@ -11,6 +11,7 @@ from windtunnel.policy.routing import RankBalancer
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DTYPES = ("auto", "bfloat16", "fp8", "mxfp4")
+MOE_BACKENDS = ("auto", "triton", "cutlass", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "deep_gemm")
 DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
 GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
@@ -154,6 +155,9 @@ class Engine:
     """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
     max_lora_rank: int = 16
     """Rank that there is room for in each."""
+    moe_backend: str = "auto"
+    """Whose kernel computes experts, by vLLM's names: ``triton``, ``cutlass``, ``flashinfer_cutlass``,
+    ``flashinfer_trtllm``, ``marlin``, ``deep_gemm``, where the kernel database has it; ``auto``: the fastest."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -222,6 +226,7 @@ class Engine:
             ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
             ("indexer_kv_dtype", self.indexer_kv_dtype, INDEX_DTYPES),
+            ("moe_backend", self.moe_backend, MOE_BACKENDS),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])

@@ -17,6 +17,7 @@ from windtunnel.launch.vllm import (
     in_groups,
     index_dtype,
     kv_dtype,
+    moe_backend,
     quantization,
 )
 
@@ -81,6 +82,7 @@ def settings(asked: Asked) -> Settings:
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
         "swa_full_tokens_ratio": _share_of_windows(asked),
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
+        "moe_backend": moe_backend(asked, "moe-runner-backend"),
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
     }
     found = Settings(engine, replicas=1 if dense else apart)

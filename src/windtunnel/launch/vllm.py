@@ -14,6 +14,7 @@ from windtunnel.deployment.engine import (
     GRAPH_MODES,
     HIGH_THROUGHPUT,
     LOW_LATENCY,
+    MOE_BACKENDS,
     ONE_SIDED,
 )
 from windtunnel.deployment.resolve import SAME_METHOD
@@ -62,6 +63,7 @@ def settings(asked: Asked) -> Settings:
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
+    engine["moe_backend"] = moe_backend(asked, "moe-backend")
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
     _in_parts(asked, engine)
     _adapters(asked, engine)
@@ -231,6 +233,22 @@ def _states(asked: Asked) -> int | None:
         return ALIGNED_STATES
     elif mode not in ("", "none"):
         asked.refused["mamba-cache-mode"] = "a state is kept for every block"
+    return None
+
+
+def moe_backend(asked: Asked, flag: str) -> str | None:
+    """Whose kernel computes experts, by vLLM's names, which SGLang has too; TensorRT-LLM writes them large."""
+    named = asked.text(flag).lower()
+    found = {"deepgemm": "deep_gemm"}.get(named, named)
+    if not asked.experts and flag in asked.line.flags:
+        asked.unused[flag] = "the model has no experts"
+        return None
+    if found in ("", "auto"):
+        return None
+    if found in MOE_BACKENDS:
+        return found
+    asked.refused[flag] = "which kernel computes the experts: the fastest one that is known stands for it"
+    asked.kernels.add(flag)
     return None
 
 

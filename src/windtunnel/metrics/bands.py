@@ -159,17 +159,18 @@ class Bands:
             factor = exp(self.doubt.shift)
             found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: steps ×{factor:.2f}, as {group.words}"))
         if isfinite(self.uncertainty.error):
-            doubts = self.uncertainty
-            found.append(("model error", f"per step: kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
+            kernels, host = 100 * self.uncertainty.kernels, 100 * self.uncertainty.host
+            found.append(("model error", f"per step: kernels ±{kernels:.0f} %, host work ±{host:.1f} %"))
         if self.attainment:
             least, most = (f"{100 * share:.1f}" for share in self.attainment)
             shares = f"{least} %" if least == most else f"{least} to {most} %"
             found.append(("within goal", f"{shares} of requests on a real server, at this rate"))
         if (ends := self.capacity_ends()) and self.capacity and self.share is not None:
             upper = self.share * self.capacity / ends[0]
-            used = f"{self.share:.0%} used, {self.share * self.capacity / ends[1]:.0%} to {upper:.0%} on a real server"
+            lower = self.share * self.capacity / ends[1]
+            said = f"{100 * self.share:.0f} % used, {100 * lower:.0f} % to {100 * upper:.0f} % on a real server"
             state = f": {self.overloaded}" if self.overloaded else ""
-            found.append(("capacity", f"{self.capacity:.3g} requests/s; {used}{state}"))
+            found.append(("capacity", f"{self.capacity:.3g} requests/s; {said}{state}"))
         return [*found, *((name, f"not found, {why}") for name, why in self.not_found.items())]
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ StageTimes: how long it takes in each stage of a pipeline, and on the way from o
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
@@ -329,6 +329,8 @@ class StageTimes:
     """Of one rank in each stage; the host work of a step is divided among them."""
     sends: Floats
     """[stages − 1, T + 1] seconds in which the activations of T tokens get from a stage to the next."""
+    end: Callable[..., float] | None = None
+    """The user's function that says when a stage has done a step, ``stage_end`` of ``core.hooks``; None: see above."""
 
     def __post_init__(self) -> None:
         sends = np.ascontiguousarray(self.sends, dtype=np.float64)
@@ -352,7 +354,7 @@ class StageTimes:
 
     def scaled(self, factor: float) -> "StageTimes":
         """Every time multiplied by a factor, host work and sends too."""
-        return StageTimes(tuple(table.scaled(factor) for table in self.stages), self.sends * factor)
+        return StageTimes(tuple(table.scaled(factor) for table in self.stages), self.sends * factor, self.end)
 
     def passage(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> Passage:
         """Seconds of a batch in every stage and on every way between two; see BatchTimes.batch."""

@@ -112,7 +112,7 @@ def kv_memory(rows: Rows) -> Finding:
     return Finding(
         "KV memory",
         share,
-        f"in {share:.0%} of the step time requests wait while ≥ {NEARLY:.0%} of the KV blocks are used",
+        f"in {100 * share:.0f} % of the step time requests wait while ≥ {100 * NEARLY:.0f} % of the KV blocks are used",
         "more or larger GPUs per replica, kv_cache_dtype=fp8, a higher gpu_memory_utilization, or a shorter "
         "max_model_len",
     )
@@ -125,7 +125,7 @@ def batch_cap(rows: Rows) -> Finding:
     return Finding(
         "batch cap",
         share,
-        f"in {share:.0%} of the step time requests wait while max_num_seqs={most} run",
+        f"in {100 * share:.0f} % of the step time requests wait while max_num_seqs={most} run",
         "a larger max_num_seqs, where the time per token leaves room",
     )
 
@@ -137,7 +137,8 @@ def token_budget(rows: Rows) -> Finding:
     return Finding(
         "token budget",
         share,
-        f"in {share:.0%} of the step time prompts wait while steps compute max_num_batched_tokens={most} tokens",
+        f"in {100 * share:.0f} % of the step time prompts wait while steps compute "
+        f"max_num_batched_tokens={most} tokens",
         "a larger max_num_batched_tokens for shorter first tokens, at the price of longer gaps between tokens",
     )
 
@@ -149,7 +150,7 @@ def preemptions(rows: Rows) -> Finding:
     return Finding(
         "preemptions",
         share,
-        f"{share:.1%} of the requests lost their KV cache, {int(requests.preemptions.sum()):,} times in all",
+        f"{100 * share:.1f} % of the requests lost their KV cache, {int(requests.preemptions.sum()):,} times in all",
         "more KV memory, a smaller max_num_seqs, or a watermark",
     )
 
@@ -169,8 +170,8 @@ def prefill_interference(rows: Rows) -> Finding | None:
     return Finding(
         "prefill interference",
         share,
-        f"{share:.0%} of the tokens come from steps that also compute prompts, which last {gaps[0] * 1e3:.3g} ms "
-        f"instead of {gaps[1] * 1e3:.3g} ms",
+        f"{100 * share:.0f} % of the tokens come from steps that also compute prompts, which last "
+        f"{gaps[0] * 1e3:.3g} ms instead of {gaps[1] * 1e3:.3g} ms",
         "a smaller max_num_batched_tokens, or separate replicas for prefill and decode",
     )
 
@@ -181,7 +182,7 @@ def host(rows: Rows) -> Finding:
     return Finding(
         "host",
         share,
-        f"{share:.0%} of the step time is host work during which the GPU waits",
+        f"{100 * share:.0f} % of the step time is host work during which the GPU waits",
         "asynchronous scheduling, CUDA graphs, a faster CPU, or fewer GPUs per replica",
     )
 
@@ -192,7 +193,7 @@ def communication(rows: Rows) -> Finding:
     return Finding(
         "communication",
         share,
-        f"{share:.0%} of the step time is communication between GPUs",
+        f"{100 * share:.0f} % of the step time is communication between GPUs",
         "fewer GPUs per replica and more replicas, or a faster link",
     )
 
@@ -214,8 +215,8 @@ def pipeline_bubbles(rows: Rows) -> Finding | None:
     return Finding(
         "pipeline bubbles",
         share,
-        f"a micro-batch is under way {busy:.0%} of the time in each of {stages} places of the pipeline, although "
-        "requests are there",
+        f"a micro-batch is under way {100 * busy:.0f} % of the time in each of {stages} places of the pipeline, "
+        "although requests are there",
         "more requests at a time, or tensor instead of pipeline parallelism",
     )
 
@@ -231,7 +232,7 @@ def hardware(rows: Rows) -> Finding | None:
         "compute": "fewer bits (fp8 where the device has it), or more arithmetic per dollar",
         "memory bandwidth": "larger batches, fewer bits for weights and cache, or more bandwidth per dollar",
     }[name]
-    evidence = f"busy GPUs reach {mfu:.0%} of their FLOP/s and {mbu:.0%} of their memory bandwidth"
+    evidence = f"busy GPUs reach {100 * mfu:.0f} % of their FLOP/s and {100 * mbu:.0f} % of their memory bandwidth"
     return Finding(name, max(mfu, mbu), evidence, advice)
 
 
@@ -241,7 +242,7 @@ def spare_time(rows: Rows) -> Finding:
     return Finding(
         "spare time",
         share,
-        f"GPUs are busy {rows.used.busy:.0%} of the time",
+        f"GPUs are busy {100 * rows.used.busy:.0f} % of the time",
         "a higher rate if the limits leave room; otherwise shorter steps (more GPUs per replica) or looser limits",
     )
 

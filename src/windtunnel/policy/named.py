@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy import routing, vllm_v0, vllm_v1
+from windtunnel.policy import get_next_batch, routing, vllm_v0, vllm_v1
+from windtunnel.policy.get_next_batch import GetNextBatch
 from windtunnel.policy.routing import Conductor, DynamoKv, PrefixAware, RouteView, Routing
 from windtunnel.policy.settings import Settings
 from windtunnel.policy.sglang import Sglang
@@ -32,6 +33,9 @@ PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | Trtllm | WholeBatches] = 
     "static": WholeBatches(),
 }
 """Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
+
+IN_PYTHON = {get_next_batch.NAME: GetNextBatch}
+"""Schedulers in Python that have a name."""
 
 Scheduler = Settings | Callable[[], Any]
 """Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` or a
@@ -101,11 +105,13 @@ def find_scheduler(text: str) -> Scheduler:
         return _made(text, python_object(text, name), _arguments(settings))
     if name in PRESETS:
         return scheduler(text)
+    if name in IN_PYTHON:
+        return _made(text, IN_PYTHON[name], _arguments(settings))
     from importlib.metadata import entry_points  # loads forty modules, and few schedulers are plug-ins
 
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in plug_ins:
-        raise unknown("scheduler", name, [*PRESETS, *plug_ins])
+        raise unknown("scheduler", name, [*PRESETS, *IN_PYTHON, *plug_ins])
     return _made(text, plug_ins[name].load(), _arguments(settings))
 
 

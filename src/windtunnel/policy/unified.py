@@ -145,6 +145,9 @@ class Policy(Settings):
     decide_on_arrival: bool = False
     """In a pipeline, a step is decided as soon as there is a place in flight and something to compute, also when a
     request arrives (Vidur); otherwise when a step ends, as in the engines. One stage always does."""
+    stage_end: Callable[..., float] | None = None
+    """When a stage of a pipeline has done a step: what schedules micro-batches within stages, Vidur's third tier (arXiv
+    2405.05465). See ``windtunnel.core.hooks``."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
 

@@ -98,6 +98,17 @@ class Choosy(PythonScheduler, Protocol):
         """
 
 
+class Allocator(PythonScheduler, Protocol):
+    """One that also says how many blocks of KV a request holds; without ``allocate`` as many as its tokens fill."""
+
+    def allocate(self, request: RequestView, blocks: int) -> int:
+        """Blocks that a request holds from this step on, at least the ``blocks`` that its tokens then fill.
+
+        It is asked for each request that a decision names, in order. What a request holds in addition is taken from
+        the free blocks, is shown in its ``num_blocks``, and returns when it ends or is evicted. Decisions are not held.
+        """
+
+
 class ColumnScheduler(Protocol):
     """The same question, put with record arrays: ``schedule_columns`` is a method that uses NumPy, or a static method
     that numba compiles and the core calls without Python."""

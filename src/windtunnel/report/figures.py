@@ -152,7 +152,7 @@ def _breakdown(steps: Steps, summary: Summary) -> Figure:
                         "y": [row],
                         "x": [round(share * 100, 3)],
                         "name": name,
-                        "text": [f"{name} {share:.0%}"],
+                        "text": [f"{name} {100 * share:.0f} %"],
                         "textposition": "inside",
                         "insidetextanchor": "middle",
                         "textangle": 0,

@@ -34,8 +34,9 @@ def plan_page(
     what_ifs: WhatIf | None = None,
     verdict: Verdict | None = None,
     risky: Riskier | None = None,
+    depends: Sequence[str] = (),
 ) -> str:
-    """The page as text, plotly.js included.
+    """The page as text, plotly.js included. ``depends``: sentences about what the answer depends on.
 
     Raises:
         InputError: plotly is not installed.
@@ -45,7 +46,7 @@ def plan_page(
     counted = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
-        f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky)}'
+        f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky, depends)}'
         f"{warnings(advice.notes if advice else [])}</header>",
         *_winner(advice, verdict),
         "<h2>Ranking</h2>",
@@ -82,7 +83,7 @@ def _model(answer: SearchResult) -> str:
     return contender.candidate.deployment.pools[0].model.name if contender else "no configuration"
 
 
-def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None) -> str:
+def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None, depends: Sequence[str]) -> str:
     if advice is None:
         closest = answer.closest()
         text = "No configuration keeps the limits."
@@ -90,7 +91,7 @@ def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None)
             text += f" The closest, {label(answer, closest[0].index)}, needs them {number(closest[1])} times as long."
         return f'<p class="verdict bad">{escape(text)}</p>'
     cheaper = riskier_sentence(risky, answer.question.confidence, purchase_of(answer.objective))
-    more = f'<p class="sub">{escape(cheaper)}</p>' if cheaper else ""
+    more = "".join(f'<p class="sub">{escape(text)}</p>' for text in (cheaper, *depends) if text)
     return f'<p class="verdict good">{escape(sentence(answer, advice.entry))}</p>{more}'
 
 

@@ -37,6 +37,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
     "mamba_ssm_cache_dtype": ("auto",),
+    "moe_backend": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (None,),
@@ -55,6 +56,7 @@ OF_FRONT = {
     "scheduler_recv_interval": 1,
     "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
+    "moe_backend": "auto",
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
 }
@@ -366,8 +368,13 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
         yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
     if engine.get("shared_head"):
         yield "enable_lm_head_tp_in_adp: true"
+    of_experts: dict[str, Any] = {}
+    if (backend := engine.get("moe_backend", "auto")) != "auto":
+        of_experts["backend"] = backend.upper()
     if engine.get("low_precision_combine"):
-        yield "moe_config:\n  use_low_precision_moe_combine: true"
+        of_experts["use_low_precision_moe_combine"] = True
+    if of_experts:
+        yield f"moe_config: {json.dumps(of_experts)}"
 
 
 def _command(words: list[str], values: Mapping[str, Any], switches: Mapping[str, bool]) -> str:

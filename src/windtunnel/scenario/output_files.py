@@ -25,7 +25,18 @@ FOLDERS = ("launch", "planner_profile")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Launched:
+    """What is printed, and the files that start what was simulated or chosen."""
+
+    launch: Path | None = None
+    """Folder for the files that start the deployment, of a plan the winner, and the router before it."""
+    format: Format = "text"
+    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
+    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs(Launched):
     """Where to write what; nothing by default."""
 
     report: Annotated[Path | None, Parameter(alias="--html")] = None
@@ -36,11 +47,6 @@ class Outputs:
     """JSON with the keys of ``vllm bench serve --save-result``."""
     prometheus: Path | None = None
     """Metrics by vLLM's names, in Prometheus' text format."""
-    launch: Path | None = None
-    """Folder for the files that start the deployment and the router before it."""
-    format: Format = "text"
-    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
-    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
     planner_profile: Path | None = None
     """Folder for the profile that Dynamo's planner reads: times of prompts and of decode steps."""
 

@@ -66,6 +66,6 @@ def refuse_extrapolation(run: Run, beyond: float) -> None:
             )
     if beyond > 0:
         raise InputError(
-            f"strict: {beyond:.2%} of the batch time is beyond the kernel data: `windtunnel explain` names the "
+            f"strict: {100 * beyond:.2f} % of the batch time is beyond the kernel data: `windtunnel explain` names the "
             "operators; leave out strict, or choose another model, parallelism or batch limits"
         )

@@ -398,6 +398,8 @@ def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls | Handov
 def _flatten(prefix: str, times: Times) -> dict[str, Any]:
     """Arrays by name; those of a pipeline's stages have the number of the stage before it."""
     if isinstance(times, StageTimes):
+        if times.end is not None:
+            raise InputError("stage_end: a run with a function of yours cannot be written: its steps need the function")
         arrays: dict[str, Any] = {f"{prefix}/sends": times.sends}
         for stage, table in enumerate(times.stages):
             arrays |= _flatten(f"{prefix}/{stage}", table)

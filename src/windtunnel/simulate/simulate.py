@@ -15,12 +15,13 @@ from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.core.stores.chunks import require_taking
-from windtunnel.core.texts.kinds import reuse_by_kind
+from windtunnel.core.texts.kinds import computed_again, reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
-from windtunnel.perf.batch_times import Times
+from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated, draft_share
@@ -91,7 +92,7 @@ def simulate(
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
     named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
-    times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
+    times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
@@ -102,7 +103,7 @@ def simulate(
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
-    requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
+    requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand, fleet)
     notes += [*said, *(about_the_unfinished(requests, fleet) if workload.measured is None else ())]
     requests = at_client(requests, workload, delays, client) if client else requests
     run = Run(
@@ -119,6 +120,17 @@ def simulate(
     return run if workload.measured is None else within(run, workload.measured)
 
 
+def with_own_ends(overheads: Overheads, table: Tabulated, policy: Settings) -> Times:
+    """The batch times of a pool, of a pipeline with the user's rule for its stages. Raises InputError where there are
+    none."""
+    times, end = overheads.applied(table.pipeline or table.times), getattr(policy, "stage_end", None)
+    if end is None:
+        return times
+    if not isinstance(times, StageTimes):
+        raise InputError("stage_end: is asked of the stages of a pipeline: use pipeline_parallel_size > 1")
+    return replace(times, end=end)
+
+
 def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     """What a fleet says of replicas that start, stop or fail."""
     failures = sorted(failure for fault in deployment.faults for failure in deployment.failures(fault, seed))
@@ -127,13 +139,16 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
 
 
-def _accounts(record: Record, demand: Demand) -> dict[str, Any]:
+def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
     """What stores, and replicas that come and go, did in the whole run, and what prompts found; nothing where there are
     none."""
     stores = [use._asdict() for use in record.tiers]
     lives = record.lives._asdict() | {"pools": [one._asdict() for one in record.lives.pools]} if record.lives else None
-    reuse = reuse_by_kind(demand, record.requests["cached_tokens"])
-    return {name: value for name, value in (("stores", stores), ("lives", lives), ("reuse", reuse)) if value}
+    cached, ran = record.requests["cached_tokens"].astype(np.int64), ~np.isnan(record.requests["scheduled"])
+    reuse = reuse_by_kind(demand, cached)
+    again = computed_again(demand, cached, ran, fleet.limits[0].block_size)
+    found = {"stores": stores, "lives": lives, "reuse": reuse, "computed_again": again}
+    return {name: value for name, value in found.items() if value}
 
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:

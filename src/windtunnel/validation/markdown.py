@@ -135,7 +135,7 @@ def bands_text(results: Sequence[Result]) -> list[str]:
         for row in coverage(known)
         if row["points"] >= LEAST
     ]
-    texts = [f"The {LEVEL:.0%} bands hold {' and '.join(shares)}.", *(["\n".join(head + rows)] if rows else [])]
+    texts = [f"The {100 * LEVEL:.0f} % bands hold {' and '.join(shares)}.", *(["\n".join(head + rows)] if rows else [])]
     unreadable = Counter(result.unreadable for result in known if result.unreadable)
     return texts + [f"Unreadable ({count:,}): {reason}" for reason, count in unreadable.most_common()]
 

@@ -231,7 +231,7 @@ def _hash_ids(
         return {"hash_ids": recorded, "hash_block_size": int(document.get("hash_block_size", HASH_BLOCK))}, []
     if rate is not None:
         said = (
-            f"which prompts share prefixes is not recorded: as many do as its hit rate of {rate:.0%} takes"
+            f"which prompts share prefixes is not recorded: as many do as its hit rate of {100 * rate:.0f} % takes"
             if isinstance(rate, int | float)
             else ""
         )

@@ -49,7 +49,7 @@ class Change:
     seen: float
 
     def __str__(self) -> str:
-        ratio = f" ({self.seen / self.planned - 1:+.0%})" if self.planned > 0 else ""
+        ratio = f" ({100 * (self.seen / self.planned - 1):+.0f} %)" if self.planned > 0 else ""
         return f"{self.what}: {self.seen:.3g}, planned {self.planned:.3g}{ratio}"
 
 

@@ -39,7 +39,7 @@ class Chunking:
             n = min(request.num_tokens - request.num_computed_tokens, budget)
             if request not in stay or n <= 0 or self.pauses_now(request, now, running):
                 continue
-            need = limits.blocks(request.num_computed_tokens + n) - request.num_blocks
+            need = self.blocks(request, n, limits) - request.num_blocks
             while need > free and stay[-1] is not request:
                 evict.append(stay.pop())
                 free += evict[-1].num_blocks
@@ -50,14 +50,28 @@ class Chunking:
             return Decision({}, running[-1:])
         for request in waiting if not evict else ():
             n = min(request.num_tokens, budget)
-            if n <= 0 or limits.blocks(n) > free or len(stay) == limits.max_num_seqs:
+            if n <= 0 or self.blocks(request, n, limits) > free or len(stay) == limits.max_num_seqs:
                 break
             stay.append(request)
-            tokens[request], budget, free = n, budget - n, free - limits.blocks(n)
+            tokens[request], budget, free = n, budget - n, free - self.blocks(request, n, limits)
         return Decision(tokens, evict[::-1], hold=self.hold)
+
+    def blocks(self, request: RequestView, n: int, limits: Limits) -> int:
+        return limits.blocks(request.num_computed_tokens + n)
 
     def pauses_now(self, request: RequestView, now: float, running: Requests) -> bool:
         return self.pauses and len(running) > 1 and (request.id + self.seed) % 3 == int(now * 2) % 3
+
+
+class Allocating(Chunking):
+    """Some hold all that they may ever need from the start, some always two blocks more, up to all there are."""
+
+    def blocks(self, request: RequestView, n: int, limits: Limits) -> int:
+        return self.allocate(request, super().blocks(request, n, limits))
+
+    def allocate(self, request: RequestView, blocks: int) -> int:
+        most = -(-(request.prompt_tokens + request.max_tokens) // LIMITS.block_size)
+        return max(blocks, (most, min(blocks + 2, 15), blocks)[(request.id + self.seed) % 3])
 
 
 def tables(limits: Limits, lockstep: bool = False) -> Any:
@@ -125,10 +139,10 @@ def outcome(engine: Callable[..., Record], fleet: Fleet, demand: Demand) -> Reco
         return str(error)
 
 
-def compare(seed: int) -> None:
+def compare(seed: int, kind: type[Chunking] = Chunking) -> None:
     rng = np.random.default_rng(seed)
     demand, hold, pauses = demand_of(rng), bool(rng.integers(2)), bool(rng.random() < 0.4)
-    fleet = fleet_of(rng, partial(Chunking, hold, pauses, seed))
+    fleet = fleet_of(rng, partial(kind, hold, pauses, seed))
     found, expected = (outcome(engine, fleet, demand) for engine in (run, run_policies))
     if isinstance(found, str) or isinstance(expected, str):
         assert found == expected
@@ -140,6 +154,34 @@ def compare(seed: int) -> None:
 @given(SEEDS)
 def test_records_are_those_of_the_oracle(seed: int) -> None:
     compare(seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_own_allocators_are_those_of_the_oracle(seed: int) -> None:
+    compare(seed, Allocating)
+
+
+class TooFew(Chunking):
+    def allocate(self, request: RequestView, blocks: int) -> int:  # noqa: ARG002
+        return blocks - 1
+
+
+def test_what_is_allocated_must_hold_the_tokens() -> None:
+    demand = replace(demand_of(np.random.default_rng(1)), max_concurrency=0)
+    fleet = fleet_of(np.random.default_rng(2), partial(TooFew, False, False, 0))
+    message = outcome(run, fleet, demand)
+    assert isinstance(message, str)
+    assert message.startswith("TooFew at ")
+    assert "allocate returned" in message
+    assert message == outcome(run_policies, fleet, demand)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None)
+@given(SEEDS)
+def test_own_allocators_are_those_of_the_oracle_at_length(seed: int) -> None:
+    compare(seed, Allocating)
 
 
 @pytest.mark.long

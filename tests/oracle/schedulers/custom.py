@@ -267,7 +267,7 @@ class Custom:
             self.mixed += bool(batch.scheduled)
             self._decide(1)
             for request, _, _, _, emits, _ in batch.scheduled:
-                if emits and request in self.running:
+                if emits and request in self.running and not hasattr(self.rules, "allocate"):
                     self.steady.join(cast(Seen, request))
         return batch
 
@@ -336,7 +336,15 @@ class Custom:
 
     def _allocate(self, request: Request, tokens: int) -> None:
         """Blocks for so many of its tokens."""
-        wanted = self.limits.blocks(tokens) - request.num_blocks
+        wanted = self.limits.blocks(tokens)
+        if (rule := getattr(self.rules, "allocate", None)) is not None:
+            found, least = self._asked(rule, request, wanted), wanted
+            if type(found) is not int or found < least:
+                raise self._error(
+                    f"allocate returned {found!r} for request {request.id}: must be ≥ the {least} that it needs"
+                )
+            wanted = found
+        wanted -= request.num_blocks
         if wanted > self._free:
             raise self._error(
                 f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {self._free} are "

@@ -20,10 +20,11 @@ from kernel_tables import (
     write_table,
 )
 
+from windtunnel.deployment.engine import MOE_BACKENDS
 from windtunnel.perf.database import Database, Measured, open_database
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import MEASURED, MODELLED
-from windtunnel.perf.kinds.experts import TYPICAL, Experts, ExpertTable
+from windtunnel.perf.kinds.experts import BACKENDS, TYPICAL, Experts, ExpertTable
 
 SHAPE = Experts(2048, 768, 8, 128)
 
@@ -45,6 +46,35 @@ def test_other_experts_take_the_nearest_efficiency_and_say_so(measured: Measured
     assert (found.sources == MODELLED).all()
     assert found.seconds[-1] * EFFICIENCY == pytest.approx(least(kernel, TOKENS[-1]), rel=0.1)
     assert any("4096×1536" in note for note in measured.notes)
+
+
+@pytest.mark.parametrize(
+    ("backend", "factor", "said"),
+    [("", 1.0, False), ("triton", 1.0, False), ("flashinfer_cutlass", 3.0, False), ("marlin", 1.0, True)],
+)
+def test_a_named_kernel_is_the_one_that_is_timed(tmp_path: Path, backend: str, factor: float, said: bool) -> None:
+    """The fastest without a name, and where no kernel of the name was measured, which is said."""
+    kernel = replace(SHAPE, dtype="fp8_block")
+    quick, slow = expert_rows(kernel, "fp8_block"), expert_rows(kernel, "fp8_block", 3.0)
+    names = ["vllm_fp8moe_triton_tritonexperts", "vllm_fp8moe_flashinfer_cutlass_flashinferexperts"]
+    both = {
+        name: [
+            *(quick[name] if isinstance(quick[name], list) else [quick[name]] * len(TOKENS)),
+            *(slow[name] if isinstance(slow[name], list) else [slow[name]] * len(TOKENS)),
+        ]
+        for name in quick
+    }
+    both["kernel_source"] = [name for name in names for _ in TOKENS]
+    write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", both)
+    table = ExpertTable(Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100))
+    found = table.times(replace(kernel, backend=backend), np.array(TOKENS, dtype=float))
+    assert found is not None
+    np.testing.assert_allclose(found.seconds, factor * np.array(quick["latency"]) * 1e-3)
+    assert any("no kernel of marlin was measured" in note for note in table.notes) is said
+
+
+def test_kernels_have_the_names_of_the_setting() -> None:
+    assert {"auto", *BACKENDS} == set(MOE_BACKENDS)
 
 
 @pytest.mark.parametrize(("factor", "believed"), [(0.8, True), (5.0, False)])

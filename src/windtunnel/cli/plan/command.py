@@ -33,7 +33,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
 from windtunnel.scenario.load_flags import require_seeds
-from windtunnel.scenario.output_files import Format, launched, require_launch
+from windtunnel.scenario.output_files import Launched, launched, require_launch
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Deployment
@@ -150,7 +150,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Launched):
     """Where results go."""
 
     store: Path | None = None
@@ -162,11 +162,6 @@ class Kept:
     """HTML page with Pareto plot, limits to play with and bottlenecks, in one file that needs no network."""
     certificate: Path | None = None
     """JSON file that says of every configuration by which rule it cannot be better, to be checked without a search."""
-    launch: Path | None = None
-    """Folder for the files that start the winner, and the router before it."""
-    format: Format = "text"
-    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
-    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
 
     def write(
         self,
@@ -176,6 +171,7 @@ class Kept:
         what_ifs: "WhatIf | None",
         verdict: "Verdict | None",
         risky: "Riskier | None" = None,
+        depends: Sequence[str] = (),
     ) -> None:
         """The files that were asked for. Raises InputError for one that cannot be written."""
         from windtunnel.plan.answer.certificate import certificate
@@ -187,7 +183,7 @@ class Kept:
         if self.certificate is not None:
             write_whole(self.certificate, [json.dumps(certificate(answer), indent=1, allow_nan=False) + "\n"])
         if self.report is not None:
-            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky)])
+            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky, depends)])
         if self.launch is not None and advice is not None:
             devices = [pool.device for pool in advice.deployment.pools]
             nodes = [Node(device.name, device.vendor, device.gpus_per_node) for device in devices]
@@ -321,7 +317,7 @@ def _finish(
         several += [loads_table(common)] if common and common.best else []
         loads = len(common.answers) if common else 1
         show_plan(answer, advice, what_ifs, verdict, risky, verbose, (*depends, *why), several, loads)
-    kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
+    kept.write(answer, advice, surveyed, what_ifs, verdict, risky, depends)
     return DONE if answer.best else MISSED
 
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten, rank_time, step_time
 from windtunnel.core.compiled import part
+from windtunnel.core.hooks import call_stage_end, hook
 from windtunnel.core.records import (
     Array,
     Fields,
@@ -68,6 +69,8 @@ class Pipe(NamedTuple):
     integers: Array
     sends: Array
     """Seconds between stages, by tokens."""
+    asks: Array
+    """Of each stage the address of the user's function that says when it has done a step; 0: none. See core.hooks."""
 
 
 def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
@@ -88,6 +91,7 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
             i += engines
         stage += count_of
         sends += times.sends.size
+    asks = [own_end(times) for times in fleet.times for _ in times.stages]
     return Pipe(
         slots=attributes(records(slot, SLOT)),
         ends=np.zeros(flight),
@@ -96,7 +100,14 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
         floats=floats,
         integers=integers,
         sends=np.concatenate([times.sends.ravel() for times in fleet.times]),
+        asks=np.array(asks, dtype=np.int64),
     )
+
+
+def own_end(times: Any) -> int:
+    """The address of a pipeline's function that ends steps; 0 without one."""
+    end = getattr(times, "end", None)
+    return 0 if end is None else hook("stage_end", end).address
 
 
 def clear_pipe(state: State, pipe: Pipe, i: int) -> None:
@@ -118,6 +129,15 @@ def num_stages(pool: Pool, pipe: Pipe | None) -> int:
 
 
 @part
+def end_of(at: int, s: int, decodes: int, chunk_tokens: int, arrival: float, free: float, seconds: float) -> float:
+    """When stage ``s`` has done a step: after the one before, in ``seconds``, or as the user's function at ``at``
+    says."""
+    if at == 0:
+        return max(arrival, free) + seconds
+    return float(call_stage_end(at, s, decodes, chunk_tokens, arrival, free, seconds))
+
+
+@part
 def pass_stages(pool: Pool, lane: Lane, seats: Array, pipe: Pipe, start: float, waits: float) -> float:
     """Send the step that has been scheduled, whose first stage begins at ``start``, through the stages.
 
@@ -128,7 +148,9 @@ def pass_stages(pool: Pool, lane: Lane, seats: Array, pipe: Pipe, start: float, 
     for s in range(pool.stages):
         stage, slot = pipe.stages[lane.first_stage + s], pipe.slots[lane.first_slot + s]
         gpu = rank_time(stage, pipe.floats, pipe.integers, lane, seats)
-        end = max(arrival, slot.stage_free) + (step_time(stage, pipe.floats, gpu, sequences) + waits)
+        seconds = step_time(stage, pipe.floats, gpu, sequences) + waits
+        at = pipe.asks[lane.first_stage + s]
+        end = end_of(at, s, lane.step_decodes, lane.chunk_tokens, arrival, slot.stage_free, seconds)
         slot.stage_free = end
         if s < pool.stages - 1:
             arrival = end + pipe.sends[lane.sends + s * lane.sends_row + tokens]
@@ -175,7 +197,8 @@ def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, number: int, start:
         if kv_tokens >= line.above:
             draw(pipe, pipe.stages[lane.first_stage + s], line, decodes, kv_tokens)
         gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.begin))) + line.sequences
-        end = max(arrival, slot.stage_free) + (max(gpu, line.overlapped) + line.serial)
+        seconds = max(gpu, line.overlapped) + line.serial
+        end = end_of(pipe.asks[lane.first_stage + s], s, decodes, 0, arrival, slot.stage_free, seconds)
         slot.stage_free = end
         if s < pool.stages - 1:
             arrival = end + pipe.sends[lane.sends + s * lane.sends_row + decodes]

@@ -208,5 +208,7 @@ def update_bound_of_rounds(state: State, pool: Pool, group: Group, pipe: Pipe) -
     group.bound = group.now
     if lane.head == NONE and lane.leaving == 0 and not has_prompts(lane, state.seats[group.first_lane], pipe):
         group.bound = np.inf
-        if lane.running > 0:
+        if lane.running > 0 and pipe.asks[lane.first_stage] != 0:  # no table says how short its steps are
+            group.bound = group.now
+        elif lane.running > 0:
             group.bound = group.now + shortest_rounds(pool, lane, pipe, min(lane.running, pool.places))

@@ -61,6 +61,7 @@ LANE_FIELDS: Fields = [
         for name in (
             "asks",  # OBJECTS, IN_COLUMNS or MACHINE_CODE
             "chooses",  # whether it has a word in what a decode pool takes
+            "allocates",  # whether it says how many blocks a request holds
             "holding",  # those that decode go on, and nothing is asked
             "wants_hold",  # whether the decision of this step asks for that; NONE: no decision was made
             "named",  # in the latest decision
@@ -76,6 +77,7 @@ LANE_FIELDS: Fields = [
 
 REQUEST_FIELDS: Fields = [
     *((name, np.int64) for name in ("id", "priority", "known", "computed", "blocks", "evicted_at")),
+    ("more", np.int64),  # blocks that it holds beyond those of its tokens
     ("max_tokens", np.int32),
     ("seat", np.int32),
     ("queued", np.int8),
@@ -92,6 +94,8 @@ class Extra(NamedTuple):
     names: Any
     """[n + 1] the requests that a decision names, in order; ``tokens``: what each of them computes."""
     tokens: Any
+    wanted: Any
+    """[n + 1] blocks that each of them is to hold, where the scheduler allocates."""
     evict: Any
     """[most that run + 1] those that it evicts, the foremost of the queue first."""
     came: Any
@@ -131,7 +135,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     for pool, policy in zip(pools, fleet.policies, strict=True):
         pool["async_scheduling"] = policy.async_scheduling
     asked = Asked(fleet, lanes, requests)
-    lanes["asks"], lanes["chooses"] = asked.kinds, asked.choosing
+    lanes["asks"], lanes["chooses"], lanes["allocates"] = asked.kinds, asked.choosing, asked.allocating
     many, some = (n + 1, most + 1) if (lanes["asks"] != OBJECTS).any() else (1, 1)
 
     def numbers(count: int) -> NDArray[np.int64]:
@@ -141,6 +145,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         numbers=numbers(COUNT),
         names=numbers(n + 1),
         tokens=numbers(n + 1),
+        wanted=numbers(n + 1),
         evict=numbers(most + 1),
         came=numbers(n + 1),
         sat=numbers(n + 1),
@@ -193,7 +198,7 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
     """Put an arriving request into the queue."""
     request = state.requests[r]
     request.known = request.prompt + request.generated
-    request.computed, request.blocks, request.context, request.queued = 0, 0, 0, 1
+    request.computed, request.blocks, request.context, request.queued, request.more = 0, 0, 0, 1, 0
     request.next, request.previous = NONE, lane.tail
     if lane.head == NONE:
         lane.head = r
@@ -438,6 +443,8 @@ def release_seat(state: State, pool: Pool, i: int, seat: int) -> None:
     if request.beyond != 0:
         request.beyond, request.seat = 0, NONE
         note(state.extra.went, state.extra.numbers, WENT, lane, r, i)
+    lane.free += request.more
+    request.more = 0
     if request.holds:
         lane.kept_blocks += blocks_of(pool, request.context)
     else:

@@ -154,6 +154,7 @@ class Asked:
         self.kinds = [_kind(rule) for rule in self.rules]
         self.functions = np.array([_address(rule) for rule in self.rules], dtype=np.int64)
         self.choosing = [hasattr(rule, "takes") for rule in self.rules]
+        self.allocating = [hasattr(rule, "allocate") for rule in self.rules]
         self.failure: BaseException | None = None
         self.now, self.lane = 0.0, 0
         with_objects = any(
@@ -173,6 +174,7 @@ class Asked:
     def begin(self, extra: Any) -> None:
         """Write down the address at which compiled code calls; it is good as long as ``extra.call`` is."""
         self.numbers, self.names, self.tokens, self.evict = extra.numbers, extra.names, extra.tokens, extra.evict
+        self.wanted = extra.wanted
         self.logs = (extra.came, extra.sat, extra.went, extra.beside)
         self.columns = (extra.waiting, extra.running, extra.limits)
         self.callback = CALL(self.call)
@@ -224,7 +226,18 @@ class Asked:
         if evict:
             self._evict(i, evict)
         numbers[NAMED], numbers[EVICTED], numbers[HOLD] = n, len(evict), bool(decision.hold)
+        if self.allocating[i]:
+            self.wanted[:n] = [self._allocated(i, one, amount) for one, amount in tokens.items()]
+            numbers[HOLD] = False
         return 0
+
+    def _allocated(self, i: int, one: Any, tokens: int) -> int:
+        """Blocks that a request is to hold once so many more of its tokens are computed."""
+        least = self.limits[i].blocks(one.num_computed_tokens + tokens)
+        found = self._asked(self.rules[i].allocate, one, least)
+        if type(found) is not int or found < least:
+            raise self._error(f"allocate returned {found!r} for request {one.id}: must be ≥ the {least} that it needs")
+        return found
 
     def decide_in_columns(self, now: float, waiting: int, running: int) -> int:
         """Ask with columns; whether the decision is to be held."""
@@ -398,8 +411,9 @@ def _made(policy: UserScheduler) -> Any:
     rule = policy.make()
     if not hasattr(rule, "schedule") and not hasattr(rule, "schedule_columns"):
         raise InputError(f"{_name(rule)}: has no schedule(now, waiting, running, limits), nor schedule_columns")
-    if hasattr(rule, "takes") and hasattr(rule, "schedule_columns"):
-        raise InputError(f"{_name(rule)}: takes asks with objects: write schedule in place of schedule_columns")
+    for name in ("takes", "allocate"):
+        if hasattr(rule, name) and hasattr(rule, "schedule_columns"):
+            raise InputError(f"{_name(rule)}: {name} asks with objects: write schedule in place of schedule_columns")
     return rule
 
 

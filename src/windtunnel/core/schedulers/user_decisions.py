@@ -102,8 +102,9 @@ def evict(state: State, pool: Pool, i: int, r: int) -> None:
     lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
     if seats[ENDS, request.seat] != NEVER:
         pause(state, pool, i, request.seat)
-    lane.free += blocks_of(pool, request.context)
+    lane.free += blocks_of(pool, request.context) + request.more
     request.preemptions += 1
+    request.more = 0
     if request.beyond == LEFT_OUT:
         leave_unseen(lane, seats, state.requests, r)
         note(state.extra.went, state.extra.numbers, WENT, lane, r, i)
@@ -156,6 +157,16 @@ def make_room(state: State, i: int) -> None:
             request.seat = seat
 
 
+@part
+def allocate(state: State, pool: Pool, lane: Lane) -> None:
+    """Those that are named hold as many blocks as the scheduler says."""
+    for k in range(state.extra.numbers[NAMED]):
+        request = state.requests[state.extra.names[k]]
+        more = state.extra.wanted[k] - blocks_of(pool, request.computed + state.extra.tokens[k])
+        lane.free -= more - request.more
+        request.more = more
+
+
 @compiled
 def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     """Do what the decision says; whether it evicts anyone."""
@@ -167,6 +178,8 @@ def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     for k in range(numbers[EVICTED] - 1, -1, -1):
         evict(state, pool, i, extra.evict[k])
     lane.named, lane.wants_hold = named, int(numbers[HOLD] != 0 and numbers[EVICTED] == 0)
+    if lane.allocates:
+        allocate(state, pool, lane)
     decodes = 0
     for k in range(named):
         request = requests[extra.names[k]]

@@ -80,7 +80,7 @@ def look(state: State, pool: Pool, i: int) -> tuple[int, int, int]:
             request.known = request.computed + 1
         elif request.context == request.known:
             request.known += 1
-        request.blocks, request.seat = blocks_of(pool, request.computed), seat
+        request.blocks, request.seat = blocks_of(pool, request.computed) + request.more, seat
         if is_gone(lane, request, ends):
             request.seat = NONE
             gone += 1
@@ -164,6 +164,8 @@ def find_fault(state: State, pool: Pool, i: int) -> None:
         request, tokens = state.requests[extra.names[k]], extra.tokens[k]
         places -= not is_here(request, i)
         need = blocks_of(pool, request.computed + tokens) - request.blocks
+        if lane.allocates:
+            need = extra.wanted[k] - request.blocks
         what, limit = fault_of(pool, request, i, stamp, tokens, budget, places)
         if what == OK and need > free:
             what, tokens, limit = BLOCKS, need, free

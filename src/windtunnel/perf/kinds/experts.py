@@ -32,6 +32,8 @@ class Experts(Kernel):
     layout: str = ""
     """How DeepEP hands tokens over: ``masked`` (low latency, room for every expert), ``contiguous`` (high throughput),
     or ``auto``: the first for batches of decodes. Empty: every rank sees the tokens of all."""
+    backend: str = ""
+    """Whose kernel, one of BACKENDS; empty: the fastest."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight of the experts that a token chooses."""
@@ -114,6 +116,8 @@ class ExpertRows:
         columns, sizes = part
         shape = (kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp, kernel.ep)
         rows = columns.take(np.flatnonzero((sizes == np.array(shape)).all(axis=1)))
+        if kernel.backend:
+            rows = _of_backend(rows, kernel.backend)
         if not len(rows):
             return None
         codes = rows.texts["kernel_source"][0]
@@ -166,6 +170,24 @@ def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """[..., 7] log2 of what DISTANCE weighs, from [..., 6] SIZES."""
     hidden, inter, top_k, num_experts, tp, ep = np.moveaxis(sizes, -1, 0)
     return np.asarray(np.log2(np.stack([inter / tp, hidden, num_experts / ep, num_experts, top_k, ep, tp], axis=-1)))
+
+
+BACKENDS = {
+    "triton": ("triton", "vllm_fused_moe"),
+    "cutlass": ("cutlass",),
+    "flashinfer_cutlass": ("flashinfer_cutlass",),
+    "flashinfer_trtllm": ("flashinfer_trtllm",),
+    "marlin": ("marlin",),
+    "deep_gemm": ("deepgemm",),
+}
+"""vLLM's names of kernels → what ``kernel_source`` says of them."""
+
+
+def _of_backend(rows: Columns, backend: str) -> Columns:
+    """The rows that a kernel of this name gave."""
+    codes, names = rows.texts["kernel_source"]
+    mine = [code for code, name in enumerate(names) if any(word in name for word in BACKENDS[backend])]
+    return rows.take(np.flatnonzero(np.isin(codes, mine)))
 
 
 def _fastest(rows: Columns, codes: NDArray[np.int64]) -> int:
@@ -257,7 +279,7 @@ class ExpertTable(Table):
         curve, engine = chosen
         found = curve.times(a, kernel.bound(self.device, a, np.zeros_like(a)))
         found = self._touching(kernel, lane, engine, a, found)
-        if lane != "bfloat16" and self._suspect(kernel, curve):
+        if lane != "bfloat16" and not kernel.backend and self._suspect(kernel, curve):
             return self._typical(kernel, lane, a, found)
         if engine == self.backend:
             return found
@@ -286,8 +308,11 @@ class ExpertTable(Table):
         best: tuple[Curve, str] | None = None
         for engine in self._asked():
             curve = self._of(engine).curve(kernel, lane, self._distribution(kernel))
-            if curve is not None and (best is None or self._ratio(best[0], curve) > FASTER):
+            if curve is not None and (best is None or (not kernel.backend and self._ratio(best[0], curve) > FASTER)):
                 best = curve, engine
+        if best is None and kernel.backend:
+            self.note(f"{lane} experts {_text(kernel)}: no kernel of {kernel.backend} was measured: the fastest")
+            return self.once(self._best, replace(kernel, backend=""), lane)
         return best
 
     def _asked(self) -> tuple[str, ...]:

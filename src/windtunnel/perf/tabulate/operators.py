@@ -265,6 +265,7 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         dtype=dtype,
         weight_only=weight_only,
         layout=LAYOUTS.get(engine.all2all_backend, ""),
+        backend="" if engine.moe_backend == "auto" else engine.moe_backend,
     )
     there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
     if engine.all2all_backend == ONE_KERNEL:

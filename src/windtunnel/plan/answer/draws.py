@@ -63,7 +63,7 @@ def too_close(former: SearchResult, missed: int, draws: int) -> str | None:
     purchase = purchase_of(former.objective)
     cost = price(deployment, purchase)
     bought = f"{hardware(deployment, True, purchase)}{f' for {cost}' if cost else ''}"
-    return f"Close: {bought} carries it in {draws - missed} of {draws} random draws of the load."
+    return f"Cheaper but close: {bought} carries it in only {draws - missed} of {draws} random draws of the load."
 
 
 def close(rate: float, draws: Draws | None) -> str | None:

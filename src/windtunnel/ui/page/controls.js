@@ -111,10 +111,10 @@ function deployment() {
     list("Device", device, devices, (value) => change({ device: value })),
     stops("tensor_parallel_size", "Tensor parallel size", offered.stops.tensor_parallel_size, { usual: 1 }),
     ...pools(),
-    stops("max_num_seqs", "Batch (max_num_seqs)", offered.stops.max_num_seqs, { free: "engine’s own" }),
-    stops("max_num_batched_tokens", "Token budget of a step", offered.stops.max_num_batched_tokens, { free: "engine’s own" }),
+    stops("max_num_seqs", "Batch (max_num_seqs)", offered.stops.max_num_seqs, { free: "default" }),
+    stops("max_num_batched_tokens", "Token budget of a step", offered.stops.max_num_batched_tokens, { free: "default" }),
     list("Engine", text(state.words.engine) || offered.usual.engine, offered.engine.map((name) => [name, name]), (value) => change({ engine: value })),
-    list("Scheduler", own, [["", "the engine’s own"], ...offered.scheduler.map((name) => [name, name])], (value) => change({ scheduler: value })),
+    list("Scheduler", own, [["", "default"], ...offered.scheduler.map((name) => [name, name])], (value) => change({ scheduler: value })),
     list("Router", text(state.words.router) || offered.usual.router, Object.keys(offered.router).map((name) => [name, name]), (value) => change({ router: value })),
     list("Weights", text(state.words.quantization), [["", "as the checkpoint"], ["fp8", "fp8"]], (value) => change({ quantization: value })));
 }

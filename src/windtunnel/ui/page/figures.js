@@ -28,7 +28,7 @@ export function vitals(shown) {
       : { key: "e2el", name: "E2EL p99", value: run.e2el.p99, said: seconds, more: spanOf(around("e2el", "p99")), less: true },
     { key: "rate", name: "Served", value: run.request_throughput, said: (value) => `${number(value)} /s`, more: `${count(run.output_throughput)} tokens/s` },
     { key: "cost", name: "$ per M tokens out", value: shown.usd_per_million, said: money, more: price ? `${money(price)}/h, ${shown.gpus} GPU${shown.gpus > 1 ? "s" : ""}` : `${shown.gpus} GPUs, no price`, less: true },
-    { key: "busy", name: share === null || share === undefined ? "GPUs busy" : "Of its capacity", value: share ?? run.utilisation.busy, said: percent, gauge: share === null || share === undefined ? [run.utilisation.busy, run.utilisation.busy] : [share * bands.capacity.request_rate / bands.capacity.ends[1], share * bands.capacity.request_rate / bands.capacity.ends[0]], more: share === null || share === undefined ? `KV ${percent(run.utilisation.kv, 2)}, MFU ${percent(run.utilisation.mfu, 2)}` : `${number(bands.capacity.request_rate)} /s at most`, less: true, bad: share >= 1 },
+    { key: "busy", name: share === null || share === undefined ? "GPUs busy" : "Load", value: share ?? run.utilisation.busy, said: percent, gauge: share === null || share === undefined ? [run.utilisation.busy, run.utilisation.busy] : [share * bands.capacity.request_rate / bands.capacity.ends[1], share * bands.capacity.request_rate / bands.capacity.ends[0]], more: share === null || share === undefined ? `KV ${percent(run.utilisation.kv, 2)}, MFU ${percent(run.utilisation.mfu, 2)}` : `${number(bands.capacity.request_rate)} /s at most`, less: true, bad: share >= 1 },
   ];
 }
 
