@@ -1,5 +1,6 @@
 """What /metrics counts, against what the answers themselves say, and vLLM's buckets."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ EDGES = {
     **{"request_params_n": FEW, "request_num_preemptions": FEW, "iteration_tokens_total": STEPS},
 }
 """vLLM 0.33, v1/metrics/loggers.py; lengths up to max_model_len, 40,960 here."""
+ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
 LATE = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
 
 
@@ -92,66 +94,90 @@ def test_histograms_have_vllms_edges() -> None:
     assert [float(each) for each in late[:-1]] == LATE
 
 
-def test_what_is_counted_is_what_was_answered() -> None:
+@dataclass(frozen=True)
+class Side:
+    """What one replica answered: how many, the simulated seconds of their parts, and tokens."""
+
+    count: int
+    queue: float
+    prefill: float
+    decode: float
+    per_token: float
+    given: int
+    cached: int
+
+
+def side(answers: list[Any]) -> Side:
+    spent = {
+        part: [float(answer.headers[f"x-windtunnel-{part}-seconds"]) for answer in answers]
+        for part in ("queue", "prefill", "decode")
+    }
+    usage = [answer.json()["usage"] for answer in answers]
+    given = [each["completion_tokens"] for each in usage]
+    per_token = sum(seconds / (tokens - 1) for seconds, tokens in zip(spent["decode"], given, strict=True))
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
+    return Side(len(answers), *(sum(spent[part]) for part in spent), per_token, sum(given), cached)
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_histograms_add_up_what_the_answers_say(engine: int) -> None:
     answers, found = scraped()
-    for engine in (0, 1):
-        mine, which = answers[engine::2], str(engine)
-        queue, prefill, decode = (
-            sum(float(answer.headers[f"x-windtunnel-{part}-seconds"]) for answer in mine)
-            for part in ("queue", "prefill", "decode")
-        )
-        usage = [answer.json()["usage"] for answer in mine]
-        given = [each["completion_tokens"] for each in usage]
-        cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
-        assert cached > 0 or len(mine) == 1
-        per_token = sum(
-            float(answer.headers["x-windtunnel-decode-seconds"]) / (tokens - 1)
-            for answer, tokens in zip(mine, given, strict=True)
-        )
-        sums = {
-            **{"time_to_first_token_seconds": queue + prefill, "e2e_request_latency_seconds": queue + prefill + decode},
-            **{"request_queue_time_seconds": queue, "request_prefill_time_seconds": prefill},
-            **{"request_decode_time_seconds": decode, "request_inference_time_seconds": prefill + decode},
-            **{"inter_token_latency_seconds": decode, "request_time_per_output_token_seconds": per_token},
-            **{"request_prompt_tokens": 800 * len(mine), "request_generation_tokens": sum(given)},
-            **{"request_max_num_generation_tokens": sum(given), "request_params_max_tokens": sum(given)},
-            **{"request_params_n": len(mine), "request_num_preemptions": 0},
-            "request_prefill_kv_computed_tokens": 800 * len(mine) - cached,
-            "iteration_tokens_total": 800 * len(mine) + sum(given),
-        }
-        for name, wanted in sums.items():
-            ((_, value),) = found[f"{name}_sum", which]
-            assert value == pytest.approx(wanted, abs=3e-6 * len(mine)), name
-            ((_, count),) = found[f"{name}_count", which]
-            if name not in ("inter_token_latency_seconds", "iteration_tokens_total"):
-                assert count == len(mine), name
-        assert found["inter_token_latency_seconds_count", which][0][1] == sum(given) - len(given)
-        counters = {
-            **{"prompt_tokens_total": 800 * len(mine), "generation_tokens_total": sum(given)},
-            **{"prefix_cache_queries_total": 800 * len(mine), "prefix_cache_hits_total": cached},
-            **{"prompt_tokens_cached_total": cached, "num_preemptions_total": 0},
-            **{"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0.0},
-            **{f"{name}_total": 0 for name in ("external_prefix_cache_queries", "external_prefix_cache_hits",
-                                                "mm_cache_queries", "mm_cache_hits")},
-        }  # fmt: skip
-        assert {name: found[name, which][0][1] for name in counters} == counters
-        by_label = {
-            "request_success_total": {"stop": 0, "length": len(mine), "abort": 0},
-            "num_requests_waiting_by_reason": {"capacity": 0, "deferred": 0},
-            "engine_sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-            "prompt_tokens_by_source_total": {
-                **{"local_compute": 800 * len(mine) - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
-            },
-            "prompt_tokens_cached_by_source_total": {
-                **{"device": cached, "host": 0, "disk": 0, "p2p": 0, "external_unspecified": 0}
-            },
-        }
-        for name, wanted_by in by_label.items():
-            rest = [
-                ({*labels.items()} - {("model_name", "small"), ("engine", which)}, value)
-                for labels, value in found[name, which]
-            ]
-            assert {labels.pop()[1]: value for labels, value in rest} == wanted_by, name
+    mine, which = side(answers[engine::2]), str(engine)
+    assert mine.cached > 0
+    sums = {
+        **{"time_to_first_token_seconds": mine.queue + mine.prefill, "request_queue_time_seconds": mine.queue},
+        "e2e_request_latency_seconds": mine.queue + mine.prefill + mine.decode,
+        **{"request_prefill_time_seconds": mine.prefill, "request_decode_time_seconds": mine.decode},
+        **{"request_inference_time_seconds": mine.prefill + mine.decode, "inter_token_latency_seconds": mine.decode},
+        **{"request_time_per_output_token_seconds": mine.per_token, "request_prompt_tokens": 800 * mine.count},
+        **{"request_generation_tokens": mine.given, "request_max_num_generation_tokens": mine.given},
+        **{"request_params_max_tokens": mine.given, "request_params_n": mine.count, "request_num_preemptions": 0},
+        **{"request_prefill_kv_computed_tokens": 800 * mine.count - mine.cached},
+        **{"iteration_tokens_total": 800 * mine.count + mine.given},
+    }
+    for name, wanted in sums.items():
+        ((_, value),), ((_, count),) = found[f"{name}_sum", which], found[f"{name}_count", which]
+        assert value == pytest.approx(wanted, abs=3e-6 * mine.count), name
+        gaps = mine.given - mine.count
+        assert count == {"inter_token_latency_seconds": gaps, "iteration_tokens_total": mine.given}.get(
+            name, mine.count
+        ), name
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_counters_count_what_was_answered(engine: int) -> None:
+    answers, found = scraped()
+    mine, which = side(answers[engine::2]), str(engine)
+    counters = {
+        **{"prompt_tokens_total": 800 * mine.count, "generation_tokens_total": mine.given},
+        **{"prefix_cache_queries_total": 800 * mine.count, "prefix_cache_hits_total": mine.cached},
+        **{"prompt_tokens_cached_total": mine.cached, "num_preemptions_total": 0},
+        **{"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0.0},
+        **{f"{name}_total": 0 for name in ALWAYS_ZERO},
+    }
+    assert {name: found[name, which][0][1] for name in counters} == counters
+    computed = 800 * mine.count - mine.cached
+    by_label = {
+        "request_success_total": {"stop": 0, "length": mine.count, "abort": 0},
+        "num_requests_waiting_by_reason": {"capacity": 0, "deferred": 0},
+        "engine_sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        "prompt_tokens_by_source_total": {
+            **{"local_compute": computed, "local_cache_hit": mine.cached, "external_kv_transfer": 0}
+        },
+        "prompt_tokens_cached_by_source_total": {
+            **{"device": mine.cached, "host": 0, "disk": 0, "p2p": 0, "external_unspecified": 0}
+        },
+    }
+    for name, wanted in by_label.items():
+        rest = [
+            ({*labels.items()} - {("model_name", "small"), ("engine", which)}, value)
+            for labels, value in found[name, which]
+        ]
+        assert {labels.pop()[1]: value for labels, value in rest} == wanted, name
+
+
+def test_what_is_of_no_engine_and_of_its_cache() -> None:
+    _, found = scraped(2)
     rejected = {labels["reason"]: value for labels, value in found["admission_rejections_total", ""]}
     assert rejected == {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
     assert found["requests_turned_away_total", ""] == [({}, 0.0)]
