@@ -108,15 +108,15 @@ class Side:
 
 
 def side(answers: list[Any]) -> Side:
-    spent = {
-        part: [float(answer.headers[f"x-windtunnel-{part}-seconds"]) for answer in answers]
+    queue, prefill, decode = (
+        [float(answer.headers[f"x-windtunnel-{part}-seconds"]) for answer in answers]
         for part in ("queue", "prefill", "decode")
-    }
+    )
     usage = [answer.json()["usage"] for answer in answers]
     given = [each["completion_tokens"] for each in usage]
-    per_token = sum(seconds / (tokens - 1) for seconds, tokens in zip(spent["decode"], given, strict=True))
+    per_token = sum(seconds / (tokens - 1) for seconds, tokens in zip(decode, given, strict=True))
     cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
-    return Side(len(answers), *(sum(spent[part]) for part in spent), per_token, sum(given), cached)
+    return Side(len(answers), sum(queue), sum(prefill), sum(decode), per_token, sum(given), cached)
 
 
 @pytest.mark.parametrize("engine", [0, 1])
