@@ -26,6 +26,10 @@ def profile(
     points: Annotated[Extent, Parameter(name="*")] = Extent(),  # noqa: B008 - frozen
     threads: int = 0,
     dry_run: bool = False,
+    nnodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = "",
+    master_port: int = 29500,
     against: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Measure the operators of a model's shards on this machine, with torch.
@@ -50,13 +54,24 @@ def profile(
     dry_run
         Measure nothing: print operators, shapes, points and about how many minutes they take. Needs no torch where
         --name is a device of windtunnel list devices.
+    nnodes
+        Hosts that run this command together, each with its --node-rank, so that sums and sends cross the network. The
+        degrees of tensor parallelism are spread over them; all but the first measure nothing else.
+    node_rank
+        Of this host; 0 is the first, which writes the profile.
+    master_addr
+        Where the others reach the first host.
+    master_port
+        The first of the ports there that are used, one for each collective.
     against
         Another profile folder: print how far this one is from it, by operator.
     """
     from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
     from windtunnel.perf.profile.folder import read_profile, unsteady
+    from windtunnel.profiling.collectives import Hosts
     from windtunnel.profiling.machine import find_machine
+    from windtunnel.profiling.profile import help_measuring
     from windtunnel.profiling.profile import profile as measure
 
     shards = tuple(sorted(set(tensor_parallel_size)))
@@ -64,8 +79,11 @@ def profile(
     if dry_run:
         _preview(known, shards, points, name, device_kind, threads)
         return
-    machine = find_machine(device_kind, name, threads)
-    measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    hosts, machine = Hosts(nnodes, node_rank, master_addr, master_port), find_machine(device_kind, name, threads)
+    if node_rank:
+        help_measuring(machine, known, shards, points, hosts, _say)
+        return
+    measured = measure(machine, known, shards, points, output, _say, hosts)
     _show(measured)
     if trouble := unsteady(measured.about):
         show(wrapped(trouble))
@@ -73,6 +91,10 @@ def profile(
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
     sys.stdout.write(f"\nuse it: windtunnel run --model {model} {place} --perf profile:{output}\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _preview(model: "Model", shards: tuple[int, ...], points: Extent, name: str, kind: str, threads: int) -> None:
