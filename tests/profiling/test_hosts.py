@@ -22,7 +22,7 @@ def test_what_hosts_must_say() -> None:
         ((2,), "nnodes=2: add --master-addr"),
     ):
         with pytest.raises(InputError, match=message):
-            Hosts(*words)  # type: ignore[arg-type]
+            Hosts(*words)
     with pytest.raises(InputError, match="tensor_parallel_size=3: must be a multiple of nnodes=2, or 1"):
         Hosts(2, 0, "here").require_whole((1, 3))
     assert Hosts(2, 1, "here", 7).meeting(3, "/tmp/x") == "tcp://here:10"
