@@ -28,7 +28,10 @@ from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, read_record
 from windtunnel.replay.stepper import ONLY, Stepper
 
 VERSION = "sglang-0.5.23"
-PATHS = sorted((Path(__file__).with_name("recordings") / "sglang-0.5.23-sessions").glob("*.in.json"))
+RECORDINGS = Path(__file__).with_name("recordings")
+PATHS = sorted((RECORDINGS / "sglang-0.5.23-sessions").glob("*.in.json"))
+HOST_MEMORY = sorted((RECORDINGS / "sglang-0.5.23-hicache").glob("*.in.json"))
+"""With HiCache: each of its three ways of writing, and prompts that come back."""
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
@@ -36,7 +39,7 @@ def recorded(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize("path", PATHS + HOST_MEMORY, ids=lambda path: f"{path.parent.name[14:]}-{path.name[:2]}")
 def test_every_step_is_as_recorded(path: Path) -> None:
     real = recorded(path)
     ours = [record for record in sglang.replay(read_recording(path), VERSION) if record["type"] == "step"]

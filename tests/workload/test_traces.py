@@ -147,10 +147,12 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (" \r\n \n", "is empty"),
         (AZURE, "has no rows below its header"),
         (b"\x00\x01\x02\xff" * 99, "neither text nor Parquet: known formats are azure"),
-        (b"\xff\xfe\xfd garbage", "neither text nor Parquet: .*text must be UTF-8"),
+        (b"\xff\xfe\xfd garbage", "is not UTF-8 text .iconv"),
         (b"\x1f\x8b\x08 zipped", "is compressed, and cannot be unpacked"),
         (b"PAR1 is no Parquet", "not a readable Parquet file"),
         ("a,b,c\n1,2,3\n", "columns 'a, b, c' fit no known trace format"),
+        ("arrival,prompt_tokens,output_tokens\n0,1_000,5\n", "row 1: prompt_tokens='1_000': must be a whole number"),
+        ("ts,prompt_tokens,completion_tokens\n0,1,5\n", "windtunnel trace import finds out which is which"),
         (
             "arrived_at,num_prefill_tokens,num_decode_token\n1,2,3\n",
             "'num_decode_tokens' of the vidur format is missing",

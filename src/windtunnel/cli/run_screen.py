@@ -205,7 +205,7 @@ def _facts(
     served = f"{value('request_throughput')} req/s · {value('output_throughput')} output tok/s"
     facts.append(("throughput", served))
     busy = intervals["utilisation.busy"].mean
-    shares = ["never idle" if busy >= NEVER_IDLE else f"busy {100 * busy:.0f} %"]
+    shares = ["never idle" if busy >= NEVER_IDLE else f"in a step {100 * busy:.0f} % of the time"]
     shares += [f"{name} {_whole(intervals[key])} %" for name, key in _SHARES.items()]
     if intervals["utilisation.bubbles"].mean > 0:
         shares.append(f"pipeline bubbles {_whole(intervals['utilisation.bubbles'])} %")
@@ -262,7 +262,9 @@ def _reuse(result: "Summary") -> list[tuple[str, str]]:
     history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
     computed = (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
     kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
-    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt")]
+    again = result.computed_again / max(result.prompt_tokens - result.cached_tokens, 1)
+    known = f", {share(again)} of them known before" if again else ""
+    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt{known}")]
 
 
 def _costs(result: "Summary", around: Mapping[str, Any] | None) -> list[tuple[str, str]]:

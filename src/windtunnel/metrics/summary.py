@@ -67,6 +67,9 @@ class Summary:
     reuse: Mapping[str, int]
     """Where it is known what prompts share, tokens found in the whole run: ``history`` (earlier prompts of the same
     session), ``answers`` (what the server answered in it) and ``others`` (prompts of others, as a system prompt)."""
+    computed_again: int
+    """Tokens of prompts, of the whole run, that an earlier text had in full blocks and that were computed nevertheless:
+    evicted before their reuse, on another replica, or not there yet."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
@@ -161,7 +164,7 @@ def summary(
         prefix_cache_hit_rate=_hit_rate(requests, admitted),
         prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
         cached_tokens=int(requests.cached_tokens[admitted].sum()),
-        reuse=dict(run.manifest.get("reuse", {})),
+        **_reuse(run),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -271,7 +274,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
             "prompt_tokens": result.prompt_tokens,
             "cached_tokens": result.cached_tokens,
             "generated_cached_tokens": result.reuse.get("answers", 0),
-            **({"reuse": dict(result.reuse)} if result.reuse else {}),
+            **({"reuse": dict(result.reuse), "computed_again_tokens": result.computed_again} if result.reuse else {}),
             **({"stores": dict(result.stores)} if result.stores else {}),
             **({"lives": dict(result.lives)} if result.lives else {}),
             "time_share": {source: result.time_share[source] for source in SOURCES},
@@ -329,6 +332,11 @@ def _store_rates(run: Run) -> dict[str, float]:
     for use in run.manifest.get("stores", ()):
         found[use["name"]] = found.get(use["name"], 0.0) + (use["found"] / tokens if tokens else NAN)
     return found
+
+
+def _reuse(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    return {"reuse": dict(manifest.get("reuse", {})), "computed_again": int(manifest.get("computed_again", 0))}
 
 
 def _lives(run: Run) -> dict[str, Any]:

@@ -254,11 +254,12 @@ def _ask_good(
     """The outcome of some replicas at the arrivals of the load: known, or simulated as far as it may still win."""
     question, (deployment, rate) = job.question, steps.trial(-count)
     key = trial_key(question, pools, deployment, rate)
-    whole, begun = f"{key}-good", f"{key}-lost"
-    for found in (report.asked.get(whole), report.asked.get(begun)):
-        if found is not None and (not found.outcome.stopped or not wins(steps.score(-count, found.outcome))):
-            return found.outcome
-    for name in (whole, begun):
+    whole, counted, begun = f"{key}-good", f"{key}-counted", f"{key}-lost"
+    for name in (whole, counted, begun):
+        asked = report.asked.get(name)
+        if asked is not None and (name == whole or not wins(steps.score(-count, asked.outcome))):
+            return asked.outcome
+    for name in (whole, counted, begun):
         if name in job.known and (name == whole or not wins(steps.score(-count, job.known[name]))):
             report.reused += 1
             return job.known[name]
@@ -268,7 +269,7 @@ def _ask_good(
 
     began = time.process_time()
     outcome = good_run(question, deployment, rate, tables_for(question, deployment, pools), beats)
-    key = begun if outcome.stopped else whole
+    key = begun if outcome.stopped else whole if outcome.latencies else counted
     report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
     return outcome
 

@@ -111,6 +111,17 @@ class Outcome:
         return cls(**values)
 
 
+def only_good(rate: float, good_rate: float, good_share: float, *, stopped: bool = False) -> Outcome:
+    """What is kept of a run that is not good enough: its good tokens, or how many they can be at most."""
+    nothing = dict.fromkeys(
+        ("attainment", "output_throughput", "energy_per_token", "busy", "kv", "mfu", "mbu"), math.nan
+    )
+    return Outcome(
+        rate=rate, met=False, stopped=stopped, stretch=INFINITE, margins=(), latencies={}, preemptions=0,
+        good_rate=good_rate, good_share=good_share, **nothing,
+    )  # fmt: skip
+
+
 def measure(run: Run, question: Question, rate: float, *, stopped: bool = False) -> Outcome:
     """Measure a run at ``rate``, without warm-up and drain: requests that arrive after the first tenth of the arrival
     span; in lanes, until the last session takes its place, after which fewer are in play; of AgentX, its window."""

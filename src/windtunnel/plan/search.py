@@ -39,6 +39,8 @@ from windtunnel.plan.elimination import (
     warm_ups,
     work,
 )
+from windtunnel.plan.goodput.objective import Goodput
+from windtunnel.plan.goodput.pools import search_pools
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
@@ -164,6 +166,8 @@ def search_widening(
         InputError: none of the configurations can run, with the commonest reasons; and see ``search``.
         WorkerLost: see ``search``.
     """
+    if isinstance(space, PoolSpace) and isinstance(objective, Goodput) and top is not None:
+        return search_pools(space, question, objective, team=team, stop=stop)
     store = store or Store()
     before: SearchResult | None = None
     while True:

@@ -4,13 +4,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import Contender, Entry
 from windtunnel.plan.objective import Objective, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Enumeration
+
+if TYPE_CHECKING:
+    from windtunnel.plan.goodput.closed import Closed
 
 SCHEMA_VERSION = 1
 
@@ -37,6 +40,8 @@ class SearchResult:
     """Candidates that a search did not come to before it was stopped."""
     could_be: float | None = None
     """The best score that one of them could have; None where nothing is known about them."""
+    closed: "Closed | None" = None
+    """Of pools whose goodput counts: by which rules the others were closed."""
     pools: Mapping[int, str] = field(default_factory=dict)
     """By index of the candidate: the content key of its pools."""
     by_headroom: bool = False

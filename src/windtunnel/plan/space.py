@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd, prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from windtunnel.core.stores.chunks import require_taking
 from windtunnel.deployment import Deployment, Engine, Pool, Store
@@ -40,6 +40,22 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 EXCLUDED = "left out by exclude"
 
 
+class Bought(Protocol):
+    """What constraints look at: a deployment, or as much of one."""
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Its pools."""
+
+    @property
+    def gpus(self) -> int:
+        """Of all pools."""
+
+    @property
+    def price_per_hour(self) -> float:
+        """USD for all GPUs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
     """Upper limits on a deployment; None or absent: no limit."""
@@ -63,7 +79,7 @@ class Constraints:
         if self.max_price_per_hour is not None and not self.max_price_per_hour > 0:
             raise InputError(f"max_price_per_hour={self.max_price_per_hour:g}: must be > 0")
 
-    def broken_by(self, deployment: Deployment) -> str | None:
+    def broken_by(self, deployment: "Bought") -> str | None:
         """The first limit that a deployment exceeds, in words; None if it keeps all."""
         for pool in deployment.pools:
             available = self.gpus.get(pool.device.name)

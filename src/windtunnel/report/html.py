@@ -159,7 +159,8 @@ def _reuse(summary: Summary) -> str:
     found = sum(summary.reuse.values())
     words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
     parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
-    return f" ({', '.join(parts)})" if parts else ""
+    again = f"; {summary.computed_again:,} of their tokens computed again" if summary.computed_again else ""
+    return f" ({', '.join(parts)}){again}" if parts else again
 
 
 def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:

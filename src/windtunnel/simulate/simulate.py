@@ -15,7 +15,7 @@ from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.core.stores.chunks import require_taking
-from windtunnel.core.texts.kinds import reuse_by_kind
+from windtunnel.core.texts.kinds import computed_again, reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
@@ -103,7 +103,7 @@ def simulate(
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
-    requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
+    requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand, fleet)
     notes += [*said, *(about_the_unfinished(requests, fleet) if workload.measured is None else ())]
     requests = at_client(requests, workload, delays, client) if client else requests
     run = Run(
@@ -139,13 +139,16 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
 
 
-def _accounts(record: Record, demand: Demand) -> dict[str, Any]:
+def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
     """What stores, and replicas that come and go, did in the whole run, and what prompts found; nothing where there are
     none."""
     stores = [use._asdict() for use in record.tiers]
     lives = record.lives._asdict() | {"pools": [one._asdict() for one in record.lives.pools]} if record.lives else None
-    reuse = reuse_by_kind(demand, record.requests["cached_tokens"])
-    return {name: value for name, value in (("stores", stores), ("lives", lives), ("reuse", reuse)) if value}
+    cached, ran = record.requests["cached_tokens"].astype(np.int64), ~np.isnan(record.requests["scheduled"])
+    reuse = reuse_by_kind(demand, cached)
+    again = computed_again(demand, cached, ran, fleet.limits[0].block_size)
+    found = {"stores": stores, "lives": lives, "reuse": reuse, "computed_again": again}
+    return {name: value for name, value in found.items() if value}
 
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:

@@ -95,7 +95,8 @@ def whole_numbers(table: Table, name: str) -> Integers:
     """A column of whole numbers (``12`` or ``12.0``); InputError names the first cell that is none."""
     cells = table[name]
     try:
-        return np.array(list(map(int, cells)), np.int64)
+        if b"_" not in b"".join(cells):  # which Python takes for a part of a number
+            return np.array(list(map(int, cells)), np.int64)
     except (ValueError, OverflowError):
         pass
     try:
@@ -106,7 +107,7 @@ def whole_numbers(table: Table, name: str) -> Integers:
 
 def _whole(cell: bytes) -> int:
     number = float(cell)
-    if not (abs(number) < 2.0**62 and number.is_integer()):
+    if b"_" in cell or not (abs(number) < 2.0**62 and number.is_integer()):
         raise ValueError(cell)
     return int(number)
 

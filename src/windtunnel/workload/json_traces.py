@@ -278,7 +278,10 @@ def read_sharegpt(data: bytes) -> Columns:
     for number, entry in enumerate(entries, start=1):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
         if not isinstance(turns, list):
-            raise InputError(f"row {number}: has no list of conversations: must be ShareGPT's form")
+            raise InputError(
+                f"row {number}: has no list of conversations, so this is not ShareGPT's form: "
+                "windtunnel trace import reads other JSON"
+            )
         pair = [_turn_tokens(number, turn) for turn in turns[:2]]
         if len(pair) == 2 and min(tokens for tokens, _ in pair) > 0:
             lengths.append([tokens for tokens, _ in pair])

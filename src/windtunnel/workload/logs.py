@@ -1,7 +1,7 @@
 """Logs of gateways, proxies and tracing tools → a workload: columns and units are guessed, useless rows left out.
 
 Names are those of OpenAI's ``usage``, OpenTelemetry's GenAI conventions (flat, or as OTLP JSON), LiteLLM's spend logs,
-Langfuse's exports, and vLLM's and SGLang's request dumps.
+Langfuse's exports, vLLM's and SGLang's request dumps, and what clouds and gateways call the same numbers.
 """
 
 import csv
@@ -27,15 +27,20 @@ Row = dict[str, Any]
 NAMES: Mapping[str, tuple[str, ...]] = {
     "arrival": (
         "arrival", "arrival_time", "received_at", "request_time", "start_time_unix_nano", "start_time", "started_at",
-        "starttime", "timestamp", "ts", "created_at", "created", "datetime", "time", "date",
+        "starttime", "start_ns", "timestamp", "timestamp_ms", "ts", "created_at", "created", "create_time",
+        "time_generated", "time_generated_utc", "logging_time", "datetime", "time", "date",
     ),
     "prompt_tokens": (
         "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompttokens", "inputtokens", "tokens_in", "prompt_len",
         "input_len", "input_length", "contexttokens", "num_prefill_tokens", "usage_input", "usagedetails_input",
+        "input_token_count", "prompt_token_count", "token_count_prompt", "tokens_prompt", "request_tokens",
+        "prompt_eval_count", "input_sequence_length_value", "req_units",
     ),
     "output_tokens": (
         "completion_tokens", "output_tokens", "num_generation_tokens", "completiontokens", "outputtokens", "tokens_out",
         "generatedtokens", "output_len", "output_length", "num_decode_tokens", "usage_output", "usagedetails_output",
+        "output_token_count", "candidates_token_count", "token_count_completion", "tokens_completion",
+        "response_tokens", "generated_tokens", "eval_count", "output_sequence_length_value", "res_units",
     ),
     "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
 }  # fmt: skip
@@ -46,6 +51,10 @@ UNITS = ((1e17, 1e-9, "ns"), (1e14, 1e-6, "µs"), (1e11, 1e-3, "ms"), (-np.inf, 
 """Times above this are in that unit: factor to seconds, and its name."""
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".log")
 ORDERS = {"dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y"}
+TELLING = {"prompt_tokens": "prompt|input|request", "output_tokens": "output|completion|response|generat"}
+"""What the names of columns of tokens have in common, for a proposal."""
+LISTS = ("input_lens", "output_lens", "start_times")
+"""Columns of the detailed results of ``vllm bench serve``, one number a request."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,9 @@ def _records(document: Any) -> Iterator[Row]:
             yield from _records(one)
     elif isinstance(document, dict) and isinstance(document.get("data"), list):
         yield from _records(document["data"])
+    elif isinstance(document, dict) and all(isinstance(document.get(name), list) for name in LISTS):
+        for values in zip(*(document[name] for name in LISTS), strict=False):
+            yield dict(zip(("prompt_tokens", "output_tokens", "arrival"), values, strict=True))
     elif isinstance(document, dict) and "resourceSpans" in document:
         for resource in document["resourceSpans"]:
             for scope in resource.get("scopeSpans", ()):
@@ -175,23 +187,52 @@ def _flat(row: Row, before: str = "") -> Row:
                 found[f"{before}{one.get('key')}"] = inner
         elif isinstance(value, dict):
             found |= _flat(value, f"{before}{key}.")
+        elif isinstance(value, str) and value.startswith("{") and (inner := _document(value)):
+            found |= _flat(inner, f"{before}{key}.")
         else:
             found[f"{before}{key}"] = value
     return found
 
 
+def _document(text: str) -> Row:
+    """An object written into a field as text; empty for other text."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _columns(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     keys = list(dict.fromkeys(key for row in rows[:1000] for key in row))
+    if "hash_ids" in keys:
+        raise InputError("has hash_ids: is a trace, not a log: give it to --trace as it is")
     found = {}
     for name in NEEDED:
         chosen = given.get(name) or _match(keys, NAMES[name])
         if chosen is None or chosen not in keys:
             shown = ", ".join(keys[:20])
-            raise InputError(f"which column is {name}? add --columns {name}=NAME; there are {shown}")
+            likely = _likely(rows[0], name) or "NAME"
+            raise InputError(f"which column is {name}? add --columns {name}={likely}; there are {shown}")
         found[name] = chosen
     if status := _match(keys, STATUS):
         found["status"] = status
     return found
+
+
+def _likely(row: Row, name: str) -> str | None:
+    """The column that looks like it: times by how they are written, tokens by what their names have in common."""
+    for key, value in row.items():
+        text = str(value or "")
+        if name == "arrival" and len(text) >= len("2026-11-10") and not text.isdigit():
+            try:
+                _moment(text, "dmy")
+            except InputError:
+                continue
+            return key
+        if name != "arrival" and re.search(TELLING[name], _plain(key)) and text.isdigit():
+            return key
+    return None
 
 
 def _match(keys: Iterable[str], names: Sequence[str]) -> str | None:
@@ -261,15 +302,17 @@ def _moment(text: str, dates: str | None) -> float:
 
 
 def _written(text: str, dates: str | None) -> datetime:
-    for form in ("%d/%b/%Y:%H:%M:%S %z", "%d/%b/%Y:%H:%M:%S"):
+    for form in ("%d/%b/%Y:%H:%M:%S %z", "%d/%b/%Y:%H:%M:%S", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M"):
         try:
             return datetime.strptime(text.strip("[]"), form)
         except ValueError:
             pass
     if re.match(r"\d{1,2}/\d{1,2}/\d{4}", text):
+        text = text.replace(",", "")
+        dates = dates or ("mdy" if text.endswith(("AM", "PM")) else None)  # who counts to twelve puts the month first
         if dates is None:
             raise InputError(f"time {text!r}: is that day/month or month/day? add --dates dmy or --dates mdy")
-        for clock in ("%H:%M:%S.%f", "%H:%M:%S", "%H:%M"):
+        for clock in ("%H:%M:%S.%f", "%H:%M:%S", "%H:%M", "%I:%M:%S.%f %p", "%I:%M:%S %p", "%I:%M %p"):
             try:
                 return datetime.strptime(text, f"{ORDERS[dates]} {clock}")
             except ValueError:

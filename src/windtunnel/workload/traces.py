@@ -214,6 +214,8 @@ def _check_text(data: bytes) -> None:
         text = b"\0" not in data[:65536]
     except UnicodeDecodeError as error:
         text = error.start > 65530 and len(data) > 65536
+        if not text and b"\0" not in data[:65536]:
+            raise InputError("is not UTF-8 text (iconv -f latin1 -t utf-8 converts it), nor Parquet") from None
     if not text:
         raise InputError(f"is neither text nor Parquet: known formats are {', '.join(FORMATS)}; text must be UTF-8")
 
@@ -285,7 +287,10 @@ def _csv_kind(names: list[str], wanted: str | None) -> str:
     missing = [name for name in needed if name not in names]
     strangers = [name for name in names if name not in needed and name not in more]
     if missing:
-        raise InputError(f"column {missing[0]!r} of the {likely} format is missing; there are {', '.join(names)}")
+        raise InputError(
+            f"column {missing[0]!r} of the {likely} format is missing; there are {', '.join(names)}: windtunnel trace "
+            f"import finds out which is which, or say it: columns='{missing[0]}=…'"
+        )
     raise unknown(f"column of the {likely} format", strangers[0], (*needed, *more))
 
 

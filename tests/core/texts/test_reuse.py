@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.core.texts.kinds import computed_again
 from windtunnel.core.texts.reuse import MEMORIES, reuse, service_order, summary_of_reuse
 from windtunnel.workload import Workload, load_trace, with_lanes
 from windtunnel.workload.texts import tree
@@ -106,3 +108,17 @@ def test_public_agent_traces_as_replayed_independently(answers: str) -> None:
     assert found is not None
     assert dict(zip(MEMORIES, found.hits_by_memory, strict=True)) == {size: wanted[size] for size in MEMORIES}
     assert int(np.sum(found.hits)) == wanted[10**12]
+
+
+def test_what_is_computed_again() -> None:
+    """The second prompt begins with all of the first and its answer, but for the token that is never computed: 144
+    tokens in blocks of 16, of which it found none. The third shares 160 with the second and found 64."""
+    demand = SimpleNamespace(
+        begins=(np.array([-1, 0, 1]), np.array([0, 150, 170])),
+        prompt_tokens=np.array([100, 160, 400]),
+        output_tokens=np.array([50, 10, 5]),
+    )
+    cached, ran = np.array([0, 0, 64]), np.array([True, True, True])
+    assert computed_again(demand, cached, ran, 16) == 144 + 96
+    assert computed_again(demand, cached, ran & [True, False, True], 16) == 96
+    assert computed_again(SimpleNamespace(begins=None), cached, ran, 16) == 0

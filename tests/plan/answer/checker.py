@@ -1,6 +1,7 @@
 """An independent reader of certificates: arithmetic on the document and on the load's rows, and nothing of ours."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 Document = Mapping[str, Any]
@@ -32,6 +33,34 @@ def wrong(document: Document, arrivals: Sequence[float] = (), outputs: Sequence[
             found.append(f"{row['candidate']}: may be better")
         if "replicas" in row:
             found += [f"{row['candidate']}: {text}" for text in _replicas(document, row, best["score"])]
+    return found + (_pools(document) if "pools" in document else [])
+
+
+def _pools(document: Document) -> list[str]:
+    """What is wrong with pools: each pair of servers in each of its numbers must be closed, by what the load asks for
+    or by tokens that are too few for their weight; what has the same as another must have what that has."""
+    pools, found = document["pools"], []
+    least = pools["score"] * (1 + 1e-12)
+    offered = min(load["output_tokens"] / load["seconds"] for load in document["loads"])
+    if abs(pools["offered"] - offered) > 1e-9 * offered:
+        found.append(f"the load asks for {offered}, not {pools['offered']}")
+    weights = {role: [one["weight"] for one in servers] for role, servers in pools["servers"].items()}
+    closed: dict[tuple[int, int, int, int], float] = {}
+    own = False
+    for rule, prefills, decodes, layouts, tokens in pools["closed"]:
+        for p, d, (a, b) in product(prefills, decodes, layouts):
+            weight = a * weights["prefill"][p] + b * weights["decode"][d]
+            key = (p, d, a, b)
+            closed[key] = min(closed.get(key, tokens), tokens)
+            best = [p, d, [a, b]] == pools["best"]
+            own = own or (best and rule == "simulated" and abs(tokens / weight - pools["score"]) <= 1e-9 * least)
+    if pools["best"] is not None and not own:
+        found.append("the best of the pools was not simulated to do that")
+    for prefills, decodes, layouts in pools["families"]:
+        for p, d, (a, b) in product(prefills, decodes, layouts):
+            weight = a * weights["prefill"][p] + b * weights["decode"][d]
+            if min(offered, closed.get((p, d, a, b), offered)) / weight > least:
+                found.append(f"{p} beside {d} as {a} : {b}: may be better")
     return found
 
 

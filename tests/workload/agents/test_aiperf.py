@@ -138,6 +138,14 @@ def test_what_each_turn_says_whole_begins_with_nothing(tmp_path: Path) -> None:
         ([talk("a", {"text": "hello"})], "a, turn 0: max_tokens=None: must be the answer's tokens"),
         ([talk("a", turn(1, 1), turn(1, 1, timestamp=5))], "turn 1: only first turns have a timestamp: give delay"),
         ([talk("a", turn(1, 1, delay=-1))], "delay=-1: must be milliseconds ≥ 0"),
+        (
+            [talk("a", turn(1, 1, spawns=[{"children": ["b"], "join_at": 2}]), turn(1, 1)), talk("b", turn(1, 1))],
+            "row 1, turn 0: join_at=2: must be a later turn of 2, counted from 0",
+        ),
+        (
+            [talk("a", turn(1, 1, forks=["b"]), turn(1, 1)), talk("b", turn(1, 1))],
+            "row 1, turn 0: forks 'b': ends a conversation that goes on: fork at its last turn, or with background",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, lines: list[dict[str, Any]], message: str) -> None:

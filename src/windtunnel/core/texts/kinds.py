@@ -23,6 +23,17 @@ def reuse_by_kind(demand: Any, cached_tokens: NDArray[np.int64]) -> dict[str, in
     return dict(zip(KINDS, found.tolist(), strict=True))
 
 
+def computed_again(demand: Any, cached_tokens: NDArray[np.int64], ran: NDArray[np.bool_], block: int) -> int:
+    """Tokens of whole blocks that prompts share with earlier texts, and for which they found nothing: evicted before
+    their reuse, on another replica, or not computed yet. An answer's last token never is. ``ran``: who was admitted."""
+    if demand.begins is None:
+        return 0
+    above, begins = demand.begins
+    whole = (above != NONE) & (begins == (demand.prompt_tokens + demand.output_tokens)[above])
+    shared = np.minimum(begins - whole, demand.prompt_tokens - 1) // block * block
+    return int(np.maximum(shared - cached_tokens, 0)[ran].sum())
+
+
 @entry
 def count(above: Array, begins: Array, sessions: Array, prompts: Array, cached: Array, found: Array) -> None:
     """Add up who wrote the first ``cached`` tokens of each prompt."""

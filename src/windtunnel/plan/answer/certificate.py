@@ -9,6 +9,7 @@ from typing import Any
 
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import Entry
+from windtunnel.plan.goodput.closed import Closed
 from windtunnel.plan.goodput.objective import NO_MINIMUM, GoodputClimb
 from windtunnel.plan.search_result import SearchResult
 
@@ -50,7 +51,35 @@ def certificate(answer: SearchResult) -> dict[str, Any]:
             "candidates": [_row(answer, entry) for entry in answer.entries.values()],
         }
     )
+    if answer.closed is not None:
+        document["pools"] = _pools(answer.closed)
     return document
+
+
+def _pools(closed: Closed) -> dict[str, Any]:
+    """Of pools: the servers of both sides, which of them may go together in which numbers, and what closes
+    them: rule, places of prefill and of decode servers, numbers of both, good tokens per second at most."""
+    sides = {"prefill": closed.prefills, "decode": closed.decodes}
+    families = [
+        [[one.place for one in each.prefills], [one.place for one in each.decodes], [list(one) for one in each.layouts]]
+        for each in closed.families
+    ]
+    closings = [
+        [one.rule, list(one.prefills), list(one.decodes), [list(layout) for layout in one.layouts], one.tokens]
+        for one in closed.closings
+    ]
+    return {
+        "offered": closed.offered,
+        "servers": {
+            role: [{"settings": dict(one.words), "weight": one.weight} for one in servers]
+            for role, servers in sides.items()
+        },
+        "families": families,
+        "closed": closings,
+        "counts": dict(closed.counts),
+        "best": None if closed.best is None else [*closed.best[:2], list(closed.best[2])],
+        "score": closed.score,
+    }
 
 
 def _row(answer: SearchResult, entry: Entry) -> dict[str, Any]:

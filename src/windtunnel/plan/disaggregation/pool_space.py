@@ -86,9 +86,7 @@ class PoolSpace:
         """The points that can run and keep the constraints, and why the others do not; as of ``Space``."""
         found: list[Candidate] = []
         pruned: Counter[str] = Counter()
-        sides = [
-            self._side(space, role, with_price) for space, role in ((self.prefill, "prefill"), (self.decode, "decode"))
-        ]
+        sides = [self.side(role, with_price=with_price) for role in ("prefill", "decode")]
         ratios = list(self.ratios())
         (prefills, first_pruned), (decodes, second_pruned) = sides
         for reasons, others in ((first_pruned, self.decode.size), (second_pruned, len(prefills))):
@@ -111,10 +109,9 @@ class PoolSpace:
                     found.append(Candidate(index, words, deployment))
         return Enumeration(tuple(found), pruned)
 
-    def _side(
-        self, space: Space, role: str, with_price: bool
-    ) -> tuple[list[tuple[dict[str, Any], Pool]], Counter[str]]:
+    def side(self, role: str, *, with_price: bool) -> tuple[list[tuple[dict[str, Any], Pool]], Counter[str]]:
         """The pools of one side, with their settings, and why the others cannot run."""
+        space = self.prefill if role == "prefill" else self.decode
         listed = replace(space, constraints=Constraints()).enumerate(with_price=with_price)
         pools = []
         for candidate in listed.candidates:

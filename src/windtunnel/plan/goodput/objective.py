@@ -87,13 +87,8 @@ class Goodput:
         number alone. None where no request alone keeps its limits."""
         from windtunnel.plan.objective import most_replicas
 
+        self.require(question)
         workload = question.workload
-        if workload.released_by_ends or not workload.duration > 0:
-            raise InputError(
-                "objective goodput: needs requests that come at given times: add --request-rate, or take a trace"
-            )
-        if not question.slo.limits:
-            raise InputError("objective goodput: which requests are good? add --goodput, e.g. ttft:1000 tpot:50")
         if bound.rate == 0:
             return None
         one = candidate.scaled(1)
@@ -107,6 +102,17 @@ class Goodput:
         offered = min(offered_rate(draw) for draw in question.each_draw())
         likely = max(1, math.ceil(workload.request_rate / bound.per_replica))
         return GoodputClimb(candidate, question, low, high, weight, offered, likely)
+
+    @staticmethod
+    def require(question: "Question") -> None:
+        """Raise InputError for a load without times, or without limits."""
+        workload = question.workload
+        if workload.released_by_ends or not workload.duration > 0:
+            raise InputError(
+                "objective goodput: needs requests that come at given times: add --request-rate, or take a trace"
+            )
+        if not question.slo.limits:
+            raise InputError("objective goodput: which requests are good? add --goodput, e.g. ttft:1000 tpot:50")
 
     def shortage(self, candidate: "Candidate", bound: "Bound") -> str:  # noqa: ARG002 - the protocol's
         """The limit that one replica breaks."""

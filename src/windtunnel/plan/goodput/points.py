@@ -1,18 +1,18 @@
 """Points: which numbers of replicas of a candidate are worth a simulation, and how much of one."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from windtunnel.deployment import Deployment
+from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.outcome import Outcome, measure
+from windtunnel.plan.outcome import Outcome, measure, only_good
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import LEAST, Tables, missed, simulated
-from windtunnel.simulate.run import REJECTED, Requests
+from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
 
 OFFERED, STOPPED, SIMULATED = "offered", "stopped", "simulated"
@@ -80,16 +80,26 @@ def _first_that_holds(bad: int, most: int, asked: Callable[[int], bool], fails: 
 
 
 def good_run(
-    question: Question, deployment: Deployment, rate: float, tables: Tables, beats: Callable[[float, float], bool]
+    question: Question,
+    deployment: Deployment,
+    rate: float,
+    tables: Tables,
+    beats: Callable[[float, float], bool],
+    seen: Callable[[Run], None] | None = None,
+    only_count: bool = False,
 ) -> Outcome:
     """A run at the load's own arrivals, ended where what was lost so far decides; under several draws of the load the
-    one with the fewest good tokens.
+    one with the fewest good tokens. Of a run that is not good enough only its good tokens are counted.
 
-    ``beats``: whether that many good tokens per second, at a share of good requests, would still be good enough.
+    Args:
+        question, deployment, rate, tables: what is simulated.
+        beats: whether that many good tokens per second, at a share of good requests, would still be good enough.
+        seen: is given every whole run.
+        only_count: do not measure more than good tokens of those that are good enough either.
     """
     worst: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
-        found = _one_run(draw, deployment, rate, tables, beats)
+        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count)
         if worst is None or (found.good_rate, found.good_share) < (worst.good_rate, worst.good_share):
             worst = found
         if found.stopped:
@@ -99,7 +109,13 @@ def good_run(
 
 
 def _one_run(
-    question: Question, deployment: Deployment, rate: float, tables: Tables, beats: Callable[[float, float], bool]
+    question: Question,
+    deployment: Deployment,
+    rate: float,
+    tables: Tables,
+    beats: Callable[[float, float], bool],
+    seen: Callable[[Run], None] | None,
+    only_count: bool,
 ) -> Outcome:
     workload = question.workload
     count = _beginning(workload, beats)
@@ -107,9 +123,14 @@ def _one_run(
         begun = simulated(question, deployment, head(workload, count), tables)
         most = at_most(begun.requests, workload, question)
         if not beats(*most):
-            found = measure(begun, question, rate, stopped=True)
-            return replace(found, good_rate=most[0], good_share=most[1])
-    return measure(simulated(question, deployment, workload, tables), question, rate)
+            return only_good(rate, *most, stopped=True)
+    run = simulated(question, deployment, workload, tables)
+    if seen is not None:
+        seen(run)
+    good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
+    assert good is not None
+    reached = float(run.requests.output_tokens[good].sum()) / workload.duration, float(good.mean())
+    return only_good(rate, *reached) if only_count or not beats(*reached) else measure(run, question, rate)
 
 
 def _beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:

@@ -63,10 +63,23 @@ def _check(row: Mapping[str, Any], number: int) -> None:
             raise unknown(f"row {number}: key of a conversation", key, CONVERSATION)
     if "session_id" not in row or not (row.get("turns") or row.get("orchestrator")):
         raise InputError(f"row {number}: a conversation has a session_id and turns")
-    for turn in row.get("turns") or []:
+    turns = row.get("turns") or []
+    for place, turn in enumerate(turns):
         for key in turn:
             if key not in TURN:
                 raise unknown(f"row {number}: key of a turn", key, TURN)
+        _check_branches(turn, f"row {number}, turn {place}", place, len(turns))
+
+
+def _check_branches(turn: Mapping[str, Any], where: str, place: int, turns: int) -> None:
+    for spawn in turn.get("spawns") or []:
+        join = place + 1 if isinstance(spawn, str) else spawn.get("join_at", place + 1)
+        if not isinstance(spawn, str) and "join_at" in spawn and not place < join < turns:
+            raise InputError(f"{where}: join_at={join!r}: must be a later turn of {turns}, counted from 0")
+    if ended := [child for child, background in _forks(turn) if not background and place + 1 < turns]:
+        raise InputError(
+            f"{where}: forks {ended[0]!r}: ends a conversation that goes on: fork at its last turn, or with background"
+        )
 
 
 def _children(row: Mapping[str, Any]) -> list[str]:

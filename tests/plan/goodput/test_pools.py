@@ -1,0 +1,138 @@
+"""Pools at a load's own arrivals: what simulating every deployment finds, and what closes them."""
+
+import json
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plan.answer.checker import wrong
+from plan.planning import chat, question, small_space
+from windtunnel.deployment import Deployment, usual_handover
+from windtunnel.deployment.handover import find_handover
+from windtunnel.metrics import good_requests, request_metrics
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.plan.answer.certificate import certificate
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
+from windtunnel.plan.goodput.closed import OPEN
+from windtunnel.plan.goodput.decode_bound import lines_under, most_tokens
+from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
+from windtunnel.plan.goodput.pools import search_pools
+from windtunnel.plan.question import Question
+from windtunnel.plan.search_result import SearchResult
+from windtunnel.plan.space import Constraints
+from windtunnel.plan.trial import tables_for, whole_run
+from windtunnel.simulate.run import FINISHED
+from windtunnel.workload import scale_time
+
+BUSY = scale_time(chat(300), 1 / 90)
+LIMITS = Constraints(max_gpus=5)
+
+
+def space(**more: Any) -> PoolSpace:
+    prefill = small_space(device=("h100",), max_num_batched_tokens=(256, 2048), max_num_seqs=(1, 8, 64, 128), **more)
+    decode = small_space(
+        device=("h100",), tensor_parallel_size=(1,), max_num_batched_tokens=(512, 1024), max_num_seqs=(4, 32, 128)
+    )
+    return PoolSpace(prefill, decode, handover=find_handover(usual_handover("vllm")), constraints=LIMITS, ratio=9)
+
+
+def asked(minimum: float = NO_MINIMUM) -> Question:
+    return question(BUSY, goodput=("ttft:60", "tpot:12"), attainment=minimum)
+
+
+def by_hand(whole: PoolSpace, question: Question) -> dict[tuple[int, int, tuple[int, int]], float]:
+    """Good tokens per second and GPU of every deployment."""
+    found = {}
+    sides = [whole.side(role, with_price=False)[0] for role in ("prefill", "decode")]
+    for (p, (_, first)), (d, (_, second)) in product(*(enumerate(side) for side in sides)):
+        for layout in product(range(1, 5), range(1, 5)):
+            deployment = whole.deployment(first, second, layout)
+            if deployment.gpus > 5:
+                continue
+            run = whole_run(question, deployment, question.workload.request_rate)
+            good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
+            assert good is not None
+            tokens = float(run.requests.output_tokens[good].sum()) / question.workload.duration
+            found[p, d, layout] = tokens / deployment.gpus if good.mean() >= question.attainment else 0.0
+    return found
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[tuple[int, int, tuple[int, int]], float]:
+    return by_hand(space(), asked())
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    return search_pools(space(), asked(), Goodput(LIMITS))
+
+
+def test_the_search_finds_what_trying_everything_finds(found: SearchResult, truth: dict[Any, float]) -> None:
+    assert found.best is not None and found.undecided == 0
+    assert found.best.promise == pytest.approx(max(truth.values()), rel=1e-12)
+
+
+def test_what_closes_a_deployment_is_never_less_than_what_it_does(found: SearchResult, truth: dict[Any, float]) -> None:
+    closed = found.closed
+    assert closed is not None
+    for one in closed.closings:
+        for p, d, layout in product(one.prefills, one.decodes, one.layouts):
+            weight = layout[0] * closed.prefills[p].weight + layout[1] * closed.decodes[d].weight
+            assert truth[p, d, layout] <= one.tokens / weight * (1 + 1e-9), (one.rule, p, d, layout)
+    assert closed.counts.total() == len(truth) and closed.counts[OPEN] == 0
+    assert found.trials < 0.5 * len(truth)
+
+
+def test_a_certificate_is_checked_without_a_search(found: SearchResult) -> None:
+    whole = json.loads(json.dumps(certificate(found)))
+    assert wrong(whole, BUSY.arrival.tolist(), BUSY.output_tokens.tolist()) == []
+    pools = whole["pools"]
+    for place, one in enumerate(pools["closed"]):
+        without = {**pools, "closed": pools["closed"][:place] + pools["closed"][place + 1 :]}
+        alone = not any(one[1] == other[1] and one[2] == other[2] and one[3] == other[3] for other in without["closed"])
+        if alone and one[0] == "prefill alone":
+            assert wrong({**whole, "pools": without}), one
+    assert wrong({**whole, "pools": {**pools, "score": pools["score"] / 1.5}})
+
+
+def test_a_least_share_of_good_requests_holds() -> None:
+    objective, whole = Goodput(LIMITS), space(tensor_parallel_size=(1,))
+    truth = by_hand(whole, asked(0.7))
+    found = search_pools(whole, asked(0.7), objective)
+    assert found.best is not None
+    assert found.best.promise == pytest.approx(max(truth.values()), rel=1e-12)
+
+
+def test_a_search_that_is_stopped_says_how_much_better_it_could_be() -> None:
+    calls = iter(range(10_000))
+    stopped = search_pools(space(), asked(), Goodput(LIMITS), stop=lambda: next(calls) > 12)
+    assert stopped.undecided > 0 and stopped.could_be is not None
+    assert stopped.best is None or stopped.could_be >= stopped.best.promise
+
+
+def test_what_fits_before_deadlines() -> None:
+    """Two requests of one second's work until second 1, one more until second 3: in one group a second's work of the
+    first two is lost, and of requests that are worth more these are done first."""
+    begin, end = np.zeros(3), np.array([1.0, 1.0, 3.0])
+    ones = np.ones(3)
+    assert most_tokens(begin, end, ones, ones, 1) == pytest.approx(2.0)
+    assert most_tokens(begin, end, ones, ones, 2) == pytest.approx(3.0)
+    assert most_tokens(begin, end, ones, np.array([5.0, 1.0, 1.0]), 1) == pytest.approx(6.0, rel=0.2)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_lines_lie_under_every_step(ranks: int) -> None:
+    engine = small_space(max_num_seqs=(32,)).enumerate().candidates[0].deployment.pools[0]
+    times = tables_for(asked(), Deployment((engine,)))[0].times
+    assert isinstance(times, BatchTimes)
+    times = replace(times, expert_tokens=np.linspace(0.0, 0.01, 200)) if ranks > 1 else times
+    lines = lines_under(times, ranks)
+    for decodes, context in product((1, 3, 17, 32), (0, 100, 2000)):
+        each: list[Any] = [(decodes, decodes * context, [])] * ranks
+        step = times.lockstep(each) if ranks > 1 else times.batch(*each[0])
+        many = decodes * ranks
+        least = lines.base + lines.per_decode * many + lines.per_kv_token * many * context
+        assert least.max() <= step * (1 + 1e-9)
