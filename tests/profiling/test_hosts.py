@@ -25,8 +25,8 @@ def test_what_hosts_must_say() -> None:
             Hosts(*words)
     with pytest.raises(InputError, match="tensor_parallel_size=3: must be a multiple of nnodes=2, or 1"):
         Hosts(2, 0, "here").require_whole((1, 3))
-    assert Hosts(2, 1, "here", 7).meeting(3, "/tmp/x") == "tcp://here:10"
-    assert Hosts().meeting(3, "/tmp/x") == "file:///tmp/x/meet"
+    assert Hosts(2, 1, "here", 7).meeting(3, "place") == "tcp://here:10"
+    assert Hosts().meeting(3, "place") == "file://place/meet"
 
 
 @pytest.mark.long
