@@ -18,31 +18,35 @@ MEET = timedelta(minutes=5)
 class Hosts:
     """Machines that measure collectives together; each runs the same command with its own rank."""
 
-    count: int = 1
-    rank: int = 0
-    """Of this one; the first writes the profile."""
-    address: str = ""
-    """Of the first, as the others reach it."""
-    port: int = 29500
-    """The first of those that are used, one for each collective."""
+    nnodes: int = 1
+    """Hosts that run this command together, each with its node_rank, so that sums and sends cross the network: the
+    degrees of tensor parallelism are spread over them. All but the first measure nothing else."""
+    node_rank: int = 0
+    """Of this host; 0 is the first, which writes the profile."""
+    master_addr: str = ""
+    """Where the others reach the first host."""
+    master_port: int = 29500
+    """The first of the ports there that are used, one for each collective."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InputError(f"nnodes={self.count}: must be ≥ 1")
-        if not 0 <= self.rank < self.count:
-            raise InputError(f"node_rank={self.rank}: must be from 0 to {self.count - 1} with nnodes={self.count}")
-        if self.count > 1 and not self.address:
-            raise InputError(f"nnodes={self.count}: add --master-addr, where the others reach the first host")
+        if self.nnodes < 1:
+            raise InputError(f"nnodes={self.nnodes}: must be ≥ 1")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise InputError(
+                f"node_rank={self.node_rank}: must be from 0 to {self.nnodes - 1} with nnodes={self.nnodes}"
+            )
+        if self.nnodes > 1 and not self.master_addr:
+            raise InputError(f"nnodes={self.nnodes}: add --master-addr, where the others reach the first host")
 
     def require_whole(self, shards: tuple[int, ...]) -> None:
         """Raise InputError for degrees that are not spread evenly over the hosts."""
         for tp in shards:
-            if tp > 1 and tp % self.count:
-                raise InputError(f"tensor_parallel_size={tp}: must be a multiple of nnodes={self.count}, or 1")
+            if tp > 1 and tp % self.nnodes:
+                raise InputError(f"tensor_parallel_size={tp}: must be a multiple of nnodes={self.nnodes}, or 1")
 
     def meeting(self, call: int, place: str) -> str:
         """Where the processes of one collective meet."""
-        return f"file://{place}/meet" if self.count == 1 else f"tcp://{self.address}:{self.port + call}"
+        return f"file://{place}/meet" if self.nnodes == 1 else f"tcp://{self.master_addr}:{self.master_port + call}"
 
 
 ALONE = Hosts()
@@ -53,7 +57,7 @@ def collective(
 ) -> dict[int, Reading]:
     """Seconds of ``all_reduce``, the sum of this many 16-bit numbers, or of ``send_recv``, from the first process to
     the second, by their count, as the slowest process of this host has it. ``call``: which collective it is."""
-    here = processes // hosts.count
+    here = processes // hosts.nnodes
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         words = (name, processes, elements, device, repeats, str(place), hosts, call)
@@ -76,7 +80,7 @@ def _member(
     """One process of the group, the ``number``-th of this host."""
     import torch
 
-    rank = hosts.rank * (processes // hosts.count) + number
+    rank = hosts.node_rank * (processes // hosts.nnodes) + number
     if device == "cuda":
         torch.cuda.set_device(number)
     torch.set_num_threads(1)

@@ -41,17 +41,17 @@ class Session:
             with self.machine.torch.inference_mode():
                 self._along_tokens(shard)
                 self._over_planes(shard)
-            if self.hosts.count == 1:
+            if self.hosts.nnodes == 1:
                 self._collectives_of(tp)
         self.with_other_hosts()
         self._again()
 
     def with_other_hosts(self) -> None:
         """Measure what several hosts measure together, or else what two processes send each other."""
-        for tp in self.shards if self.hosts.count > 1 else ():
+        for tp in self.shards if self.hosts.nnodes > 1 else ():
             self._collectives_of(tp)
         if self.shards[-1] > 1:
-            self._collectives("send_recv", max(2, self.hosts.count))
+            self._collectives("send_recv", max(2, self.hosts.nnodes))
 
     def _collectives_of(self, tp: int) -> None:
         if tp > 1:
@@ -105,8 +105,8 @@ class Session:
         """Measure what is missing; with other hosts, which do not know what is there, all."""
         sizes, known = octaves(self.extent.max_num_batched_tokens), 2 if name == "send_recv" else tp
         missing = [a for a in sizes if (name, known, a, 0) not in self.journal.readings]
-        if missing or self.hosts.count > 1:
-            elements = {a * self.shape.n_embd: a for a in (missing if self.hosts.count == 1 else sizes)}
+        if missing or self.hosts.nnodes > 1:
+            elements = {a * self.shape.n_embd: a for a in (missing if self.hosts.nnodes == 1 else sizes)}
             counts, hosts = list(elements), self.hosts
             repeats, kind = self.clock.repeats, self.machine.kind
             found = collective(self.machine.torch, name, tp, counts, kind, repeats, hosts, self.calls)

@@ -64,7 +64,7 @@ def profile(
     settings = asdict(extent) | {"shards": list(shards), "shape": shape.spec()}
     settings |= {"device": machine.name, "threads": machine.threads}
     hosts.require_whole(shards)
-    settings |= {"nnodes": hosts.count} if hosts.count > 1 else {}
+    settings |= {"nnodes": hosts.nnodes} if hosts.nnodes > 1 else {}
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
     if journal.readings:
         say(f"{len(journal.readings)} points are there from before")
@@ -73,7 +73,7 @@ def profile(
     step, request = host_seconds(machine, extent.repeats)
     label = model.name.replace("/", "--")
     write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request})
-    in_node = max(shards) // hosts.count
+    in_node = max(shards) // hosts.nnodes
     write_whole(folder / "device.toml", [device_toml(machine, peaks(machine, extent.repeats), in_node)])
     for (operator, tp, a, b), why in journal.skipped.items():
         say(f"skipped: {operator} of TP {tp} at {a}, {b}: {why}")

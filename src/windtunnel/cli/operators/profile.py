@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT
+from windtunnel.profiling.collectives import ALONE, Hosts
 from windtunnel.profiling.sizes import Extent
 
 if TYPE_CHECKING:
@@ -26,10 +27,7 @@ def profile(
     points: Annotated[Extent, Parameter(name="*")] = Extent(),  # noqa: B008 - frozen
     threads: int = 0,
     dry_run: bool = False,
-    nnodes: int = 1,
-    node_rank: int = 0,
-    master_addr: str = "",
-    master_port: int = 29500,
+    hosts: Annotated[Hosts, Parameter(name="*")] = ALONE,
     against: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Measure the operators of a model's shards on this machine, with torch.
@@ -54,22 +52,11 @@ def profile(
     dry_run
         Measure nothing: print operators, shapes, points and about how many minutes they take. Needs no torch where
         --name is a device of windtunnel list devices.
-    nnodes
-        Hosts that run this command together, each with its --node-rank, so that sums and sends cross the network. The
-        degrees of tensor parallelism are spread over them; all but the first measure nothing else.
-    node_rank
-        Of this host; 0 is the first, which writes the profile.
-    master_addr
-        Where the others reach the first host.
-    master_port
-        The first of the ports there that are used, one for each collective.
     against
         Another profile folder: print how far this one is from it, by operator.
     """
-    from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
-    from windtunnel.perf.profile.folder import read_profile, unsteady
-    from windtunnel.profiling.collectives import Hosts
+    from windtunnel.perf.profile.folder import read_profile
     from windtunnel.profiling.machine import find_machine
     from windtunnel.profiling.profile import help_measuring
     from windtunnel.profiling.profile import profile as measure
@@ -79,14 +66,12 @@ def profile(
     if dry_run:
         _preview(known, shards, points, name, device_kind, threads)
         return
-    hosts, machine = Hosts(nnodes, node_rank, master_addr, master_port), find_machine(device_kind, name, threads)
-    if node_rank:
+    machine = find_machine(device_kind, name, threads)
+    if hosts.node_rank:
         help_measuring(machine, known, shards, points, hosts, _say)
         return
     measured = measure(machine, known, shards, points, output, _say, hosts)
     _show(measured)
-    if trouble := unsteady(measured.about):
-        show(wrapped(trouble))
     if against is not None:
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
@@ -144,9 +129,10 @@ def _device(name: str, kind: str, threads: int) -> "Device | None":
 
 
 def _show(measured: "Profile") -> None:
-    from windtunnel.cli.terminal import remarks, show, table
+    from windtunnel.cli.terminal import remarks, show, table, wrapped
     from windtunnel.perf.estimators.kinds import DEFAULT, grid
     from windtunnel.perf.estimators.selection import errors, held_out
+    from windtunnel.perf.profile.folder import unsteady
 
     repeats, rows = measured.about["repeats_differ"], []
     for (operator, tp), points in measured.points.items():
@@ -164,6 +150,8 @@ def _show(measured: "Profile") -> None:
             f"most {most:.2f}), in two calls: runs know the keys of a step together"
         ]
     show(table(names, rows, title), *remarks(said))
+    if trouble := unsteady(measured.about):
+        show(wrapped(trouble))
 
 
 def _show_difference(one: "Profile", other: "Profile") -> None:
