@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.live.tokens import FAILED
-from windtunnel.core.records import REFUSED
 from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Gate
 from windtunnel.serve.openai.requests import RefusedError
@@ -162,7 +161,7 @@ class Engine:
         if stream.ended or stream.aborted:
             return
         stream.aborted = True
-        stream.withdrawn = bool(np.isnan(self.engine.state.requests["scheduled"][stream.slot]))
+        stream.withdrawn = bool(np.isnan(self.engine.account(stream.slot).scheduled))
         stream.arrival = replace(stream.arrival, output_tokens=self.engine.end_early(stream.slot))
         self.outbox.lines.wanted[stream.slot] = stream.arrival.output_tokens
         stream.tokens = int(self.outbox.lines.tokens[stream.slot])
@@ -174,7 +173,10 @@ class Engine:
 
         ``mode``: abort ends all requests with the tokens that they have, in the engines with their next step; wait lets
         them end by themselves; keep lets them go on after the sleep, above level 0 with their KV to be computed again.
+        Raises RefusedError for that in prefill and decode pools.
         """
+        if mode == KEEP and level and self.deployment.deployment.disaggregated:
+            raise RefusedError("mode=keep: prefill and decode pools keep no requests without memory: use abort or wait")
         async with self._one:
             self.awake.clear()
             if mode == KEEP:
@@ -373,6 +375,9 @@ class Engine:
             slots, tokens, had = slots[more], tokens[more], had[more]
         lines.tokens[slots] = tokens
         lasted, begun = time - self._last[slots], had > 0
+        if self.deployment.deployment.disaggregated:
+            for slot in slots[had == 1].tolist():
+                self._replica[slot] = self.deployment.replica_of(slot)
         self._last[slots] = time
         ended = slots[tokens >= lines.wanted[slots]].tolist()
         parts = [slots]
@@ -403,15 +408,14 @@ class Engine:
             told = self.outbox.send_added()
 
     def _begin(self, stream: Stream, time: float) -> None:
-        row = self.engine.state.requests[stream.slot]
+        known = self.engine.account(stream.slot)
         stream.replica = self._replica[stream.slot] = self.deployment.replica_of(stream.slot)
-        stream.first_token, stream.scheduled = time, float(row["scheduled"])
-        stream.cached_tokens = int(row["cached_tokens"])
+        stream.first_token, stream.scheduled, stream.cached_tokens = time, known.scheduled, known.cached_tokens
 
     def _end(self, stream: Stream, time: float) -> None:
-        stream.ended, stream.last_token = True, time
+        stream.ended, stream.last_token, stream.replica = True, time, int(self._replica[stream.slot])
         stream.tokens = int(self.outbox.lines.tokens[stream.slot])
-        stream.preemptions = int(self.engine.state.requests["preemptions"][stream.slot])
+        stream.preemptions = self.engine.account(stream.slot).preemptions
         self.in_flight -= 1
         for observe in self.observers:
             observe(stream)
@@ -420,9 +424,7 @@ class Engine:
         """The request has left the engine; one that its scheduler ignored has no more tokens than it got."""
         stream = self._streams.pop(slot)
         if failed and not stream.ended:
-            rejected = self.engine.state.requests["state"][slot] == REFUSED
-            stream.failed = "the router rejects the request" if rejected else "the replica that served it has failed"
-            stream.reason = "abort"
+            stream.failed, stream.reason = self.engine.why_failed(slot), "abort"
         self.engine.forget(slot)
         if not stream.ended:
             self._end(stream, np.nan)

@@ -1,19 +1,21 @@
 """A deployment that takes requests as they come: what a server needs that answers while it simulates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 
-from windtunnel.core.engine import Fleet
+from windtunnel.core.disaggregation.handover import ROLES, Crossing
 from windtunnel.core.live.live import Arrival, Live
+from windtunnel.core.live.pools import Between, LivePools
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy.named import find_router
 from windtunnel.policy.routing import SCORED
 from windtunnel.policy.scaling import Foresight
+from windtunnel.simulate.disaggregation import routers_of, sending_of
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.simulate import batch_times, comes_and_goes, fleet_of, router_stream, schedulers_of
 
@@ -23,21 +25,19 @@ __all__ = ["Arrival", "LiveDeployment", "live"]
 class LiveDeployment:
     """A deployment's replicas, live: the same engines, schedulers and batch times as in ``simulate``."""
 
-    def __init__(self, deployment: Deployment, fleet: Fleet, router: int, seed: int, hash_block_size: int) -> None:
+    def __init__(self, deployment: Deployment, idle: Callable[[], Live], hash_block_size: int) -> None:
         """``live`` makes one.
 
         Args:
-            deployment: what is served.
-            fleet: its replicas, with the times of their batches.
-            router: number of the router.
-            seed: of the random router.
+            deployment: what is served; pools that prefill come before pools that decode.
+            idle: makes the engines before any request.
             hash_block_size: tokens of a block of a prompt whose contents must be named; 0: none need be.
         """
-        self.deployment, self.fleet, self.hash_block_size = deployment, fleet, hash_block_size
-        self._router, self._seed = router, seed
-        self.engine = self._idle()
-        rows = list(zip(fleet.policies, fleet.limits, strict=True))
-        self.longest = min(policy.longest_request(limits) for policy, limits in rows)
+        self.deployment, self.hash_block_size, self._idle = deployment, hash_block_size, idle
+        self.engine = idle()
+        self.fleet = self.engine.fleet
+        rows = zip(self.fleet.policies, self.fleet.limits, self.fleet.roles, strict=True)
+        self.longest = min(policy.longest_request(limits) for policy, limits, role in rows if role != "prefill")
         """Tokens of prompt and answer that any replica takes."""
 
     def warm_up(self) -> None:
@@ -46,10 +46,6 @@ class LiveDeployment:
         self.engine.advance(np.inf)
         self.engine = self._idle()
 
-    def _idle(self) -> Live:
-        """The engines before any request."""
-        return Live(self.fleet, self._router, router_stream(self._seed), self.hash_block_size)
-
     @property
     def engine_version(self) -> str:
         """The engine whose rules hold, with its version."""
@@ -57,13 +53,15 @@ class LiveDeployment:
 
     def refusal(self, prompt_tokens: int, output_tokens: int) -> str:
         """Why no replica could ever run such a request; empty where each could."""
-        tokens = prompt_tokens + output_tokens
-        for policy, limits in zip(self.fleet.policies, self.fleet.limits, strict=True):
+        rows = zip(self.fleet.policies, self.fleet.limits, self.fleet.roles, strict=True)
+        for policy, limits, role in rows:
+            tokens = prompt_tokens + (1 if role == "prefill" else output_tokens)
             if tokens > policy.longest_request(limits):
                 return f"{tokens} tokens, more than the {policy.longest_request(limits)} of max_model_len"
-            if prompt_tokens > policy.longest_prompt(limits):
+            if role != "decode" and prompt_tokens > policy.longest_prompt(limits):
                 return f"{prompt_tokens} prompt tokens, more than the {policy.longest_prompt(limits)} of a step"
-            if -(-(tokens - 1) // limits.block_size) > limits.num_blocks:
+            kept = prompt_tokens + self.deployment.handover.reserved_decode_tokens if role == "decode" else 0
+            if max(-(-(tokens - 1) // limits.block_size), -(-kept // limits.block_size)) > limits.num_blocks:
                 return f"{tokens} tokens, more than the KV memory of a replica"
         return ""
 
@@ -97,7 +95,7 @@ class LiveDeployment:
     def replica_of(self, slot: int) -> int:
         """The replica that a request was sent to; the first where none is there for it."""
         state = self.engine.state
-        lane = max(int(state.requests["lane"][slot]), 0)
+        lane = max(self.engine.lane_of(slot), 0)
         return int(state.groups["replica"][state.lanes["group"][lane]])
 
 
@@ -119,24 +117,41 @@ def live(
         overheads: of the host.
 
     Raises:
-        InputError: it cannot be served live: stores, prefill and decode pools, and autoscalers that know what is to
-            come.
+        InputError: it cannot be served live: stores, autoscalers that know what is to come, and prefill and decode
+            pools whose replicas fail or scale.
     """
-    router = find_router(deployment.router)
+    places = list(ROLES)
+    pools = sorted(deployment.pools, key=lambda pool: places.index(pool.role))
+    deployment = replace(deployment, pools=tuple(pools))
+    routers = routers_of(deployment)
     policies = schedulers_of(deployment)
     if any(pool.stores for pool in deployment.pools):
         raise InputError("store: not served live; leave it out")
-    if deployment.disaggregated:
-        raise InputError("prefill and decode pools: not served live; use mixed pools")
     scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
     if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):
         raise InputError("autoscale: policy=foresight knows what is to come, and a server does not: use planner")
     tables = batch_times(deployment, perf) if tables is None else tables
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
-    caching = any(policy.prefix_caching for policy in policies) or router.number == SCORED
+    caching = any(policy.prefix_caching for policy in policies) or routers[0].number == SCORED
     hash_block_size = int(deployment.pools[0].engine.resolved("block_size")) if caching else 0
     if not caching:
         policies = [policy.without_known_prefixes() for policy in policies]
-    fleet = fleet_of(deployment, times, [kv_blocks(pool) for pool in deployment.pools], policies, router)
+    budgets = [kv_blocks(pool) for pool in deployment.pools]
+    fleet = fleet_of(deployment, times, budgets, policies, routers[0])
     fleet = replace(fleet, **comes_and_goes(deployment, seed))
-    return LiveDeployment(deployment, fleet, router.number, seed, hash_block_size)
+
+    def idle() -> Live:
+        stream = router_stream(seed)
+        if not deployment.disaggregated:
+            return Live(fleet, routers[0].number, stream, hash_block_size)
+        sending, crosses = sending_of(deployment, budgets), deployment.handover.transfer != "none"
+        between = Between(
+            (routers[0].number, routers[1].number),
+            (stream, np.random.default_rng([seed, crc32(b"decode_router")])),
+            Crossing(deployment.link, deployment.handover),
+            (lambda prompts: sending(prompts)[1]) if crosses else None,
+            (routers[1].route_score, routers[1].routing),
+        )
+        return LivePools(fleet, between, hash_block_size)
+
+    return LiveDeployment(deployment, idle, hash_block_size)

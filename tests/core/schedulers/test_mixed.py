@@ -76,7 +76,10 @@ def pools(draw: st.DrawFn, kind: str) -> tuple[Limits, Settings, Any, int, int, 
         policy: Any = case.policy
     elif kind.startswith("sglang"):
         case = small_case(draw(st.integers(0, 2**32 - 1)))
-        policy = replace(case.policy, radix_cache=kind == "sglang radix")
+        radix = kind == "sglang radix"
+        needs = case.policy.schedule_policy == "shortest-prefill-first" and not radix
+        order = "fcfs" if needs else case.policy.schedule_policy
+        policy = replace(case.policy, radix_cache=radix, schedule_policy=order)
     elif kind == "unified":
         case = draw(equality_unified.cases())
         policy = case.policy

@@ -51,6 +51,7 @@ HANDED: Fields = [
     ("moved", np.int32),  # transfers that came through
     *((name, np.int8) for name in ("goes", "stays", "expired", "lost")),  # expired: its KV is gone; lost: so is it
     ("stuck", np.int8),  # its transfer waits for a link that is down
+    ("number", np.int64),  # its place among the requests, by which things go that happen at one time
 ]
 
 SHARED: Fields = [
@@ -94,11 +95,20 @@ class Transfers(NamedTuple):
 
 
 @part
-def precedes(event: Any, time: float, kind: int, r: int) -> bool:
+def place_of(transfers: Transfers, row: int) -> int:
+    """The place of row ``row`` of the requests: those of prefill lanes come first."""
+    n = len(transfers.handed)
+    return int(transfers.handed[row % n].number) + (row // n << 48)
+
+
+@part
+def precedes(transfers: Transfers, event: Any, time: float, kind: int, r: int) -> bool:
     """Whether an event comes before another one."""
     if event.time != time:
         return bool(event.time < time)
-    return bool(event.kind < kind or (event.kind == kind and event.request < r))
+    if event.kind != kind:
+        return bool(event.kind < kind)
+    return place_of(transfers, event.request) < place_of(transfers, r)
 
 
 @part
@@ -108,7 +118,7 @@ def push_event(transfers: Transfers, time: float, kind: int, r: int) -> None:
     transfers.counts[EVENTS] += 1
     while i > 0:
         parent = heap[(i - 1) >> 1]
-        if precedes(parent, time, kind, r):
+        if precedes(transfers, parent, time, kind, r):
             break
         heap[i].time, heap[i].kind, heap[i].request = parent.time, parent.kind, parent.request
         i = (i - 1) >> 1
@@ -126,11 +136,10 @@ def pop_event(transfers: Transfers) -> None:
         child = 2 * i + 1
         if child >= size:
             break
-        if child + 1 < size and not precedes(
-            heap[child], heap[child + 1].time, heap[child + 1].kind, heap[child + 1].request
-        ):
+        other = heap[child + 1] if child + 1 < size else heap[child]
+        if child + 1 < size and not precedes(transfers, heap[child], other.time, other.kind, other.request):
             child += 1
-        if not precedes(heap[child], time, kind, r):
+        if not precedes(transfers, heap[child], time, kind, r):
             break
         heap[i].time, heap[i].kind, heap[i].request = heap[child].time, heap[child].kind, heap[child].request
         i = child

@@ -136,19 +136,26 @@ def first_to_leave(state: State, i: int) -> int:
 @part
 def begin(state: State, transfers: Transfers) -> None:
     """No request has come yet."""
+    for r in range(len(transfers.handed)):
+        transfers.handed[r].number = r
+        begin_request(state, transfers, r)
+
+
+@part
+def begin_request(state: State, transfers: Transfers, r: int) -> None:
+    """Request ``r`` has not come yet."""
     n, rules = len(transfers.handed), transfers.rules[0]
-    for r in range(n):
-        one, request, row = transfers.handed[r], state.requests[r], state.requests[n + r]
-        refused = request.state == REFUSED
-        one.stays = not refused and request.prompt <= rules.local
-        one.goes = not refused and not one.stays and row.output > 1
-        one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
-        one.freed = np.nan
-        one.prefill_lane = one.source = one.destination = NONE
-        one.expired = one.lost = 0
-        request.holds = one.goes and not rules.at_once
-        if not one.stays:
-            row.generated, row.context = 1, row.prompt
+    one, request, row = transfers.handed[r], state.requests[r], state.requests[n + r]
+    refused = request.state == REFUSED
+    one.stays = not refused and request.prompt <= rules.local
+    one.goes = not refused and not one.stays and row.output > 1
+    one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
+    one.freed = np.nan
+    one.prefill_lane = one.source = one.destination = NONE
+    one.expired = one.lost = 0
+    request.holds = one.goes and not rules.at_once
+    if not one.stays:
+        row.generated, row.context = 1, row.prompt
 
 
 @part

@@ -8,12 +8,12 @@ time that ``advance`` was given is final, but for the steps of a replica that fa
 from collections import deque
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import Settled, entry
+from windtunnel.core.compiled import Settled
 from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Fleet, Integers, new_state, with_room
@@ -36,7 +36,7 @@ from windtunnel.core.records import (
     State,
     attributes,
 )
-from windtunnel.core.seats import EMPTY, ENDS, WHO, ends_at
+from windtunnel.core.seats import EMPTY, ENDS, SOONEST, WHO
 from windtunnel.errors import InputError
 from windtunnel.policy import UserScheduler
 
@@ -59,12 +59,6 @@ class Stream(Protocol):
         """The next numbers."""
 
 
-@entry
-def end_at(state: State, i: int, seat: int, ends: int) -> None:
-    """The decode in a seat of lane ``i`` ends at clock ``ends``, which lies ahead."""
-    ends_at(state.lanes[i], state.seats[i], seat, ends)
-
-
 @dataclass(frozen=True)
 class Arrival:
     """A request that arrives."""
@@ -81,6 +75,15 @@ class Arrival:
     """Whose request it is, for a router that keeps sessions together; empty: nobody's."""
 
 
+class Account(NamedTuple):
+    """What is known of a request."""
+
+    scheduled: float
+    """When its prompt was first computed; NaN before that."""
+    cached_tokens: int
+    preemptions: int
+
+
 class Live(Service):
     """A fleet that takes requests as they come; times never run backwards."""
 
@@ -89,31 +92,31 @@ class Live(Service):
         named, 0 without any. An autoscaler that looks ahead sees that nothing comes.
         """
         self.size = hash_block_size
-        self._fixed = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
-        slots = MOST if self._fixed else slots
-        super().__init__(fleet, nobody(slots, self.size), router, stream.random(DRAWN), jumps=False)
-        self.now = 0.0
+        in_python = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+        slots, self._fixed = MOST if in_python else slots, self.fixed or in_python
         self._stream, self._drawn = stream, DRAWN
+        self._lay_out(fleet, slots, router)
+        self.now = 0.0
         self.arrivals, self.course[CAME] = np.zeros(1, dtype=np.int64), 1
         self._loop = Settled(loop)
         self._template: tuple[Any, ...] = self.state.requests[0].item()
-        known = self.state.requests.dtype.names
-        self._priorities = [name for name in ("key", "priority") if name in known]
-        self._limits = [name for name in ("max_tokens", "declared") if name in known]
-        self._numbers = [name for name in ("id", "name") if name in known]
+        names = self.state.requests.dtype.names
+        self._priorities = [name for name in ("key", "priority") if name in names]
+        self._limits = [name for name in ("max_tokens", "declared") if name in names]
+        self._numbers = [name for name in ("id", "name") if name in names]
         width = max(4096, 8 * self.state.seats.shape[2] * len(self.state.lanes))
         self.told = Told(
             rows=attributes(np.zeros(width, dtype=TOKENS)),
             count=np.zeros(1, dtype=np.int64),
-            given=np.zeros(slots, dtype=np.int64),
-            lands=np.array([policy.counts_tokens_late for policy in fleet.policies], dtype=np.int64),
+            given=np.zeros(len(self.state.requests), dtype=np.int64),
+            lands=np.array([policy.counts_tokens_late for policy in self.fleet.policies], dtype=np.int64),
             ends=np.zeros(len(self.state.rows)),
         )
         self.withdrawn: list[tuple[int, float]] = []
         """(Request, time): its replica failed then, so tokens told for later do not come. Whoever was told of
         them must hear of it before what ``advance`` returns."""
         self._changes = bool(fleet.failures) or any(fleet.scaling)
-        self._contents = Contents(self.state, fleet, self.size) if self.size else None
+        self._contents = Contents(self.faces_clients, self.fleet, self.size) if self.size else None
         self._free, self._left = deque(range(slots)), list[int]()
         self._gone_at = np.zeros(slots)
         """When who is in each slot has left, or will."""
@@ -121,8 +124,21 @@ class Live(Service):
         self._last_arrival, self._number = -inf, 0
         self._sessions: dict[str, int] = {}
         """The slot of the latest request of each session, the longest unused first."""
-        self._blank_route = None if self.state.routing is None else self.state.routing.requests[0].item()
+        known = self.faces_clients.routing
+        self._blank_route = None if known is None else known.requests[0].item()
         self._came: list[float] = []
+
+    fixed = False
+    """Whether requests stay in their places, so that there is room for MOST of them."""
+
+    def _lay_out(self, fleet: Fleet, slots: int, router: int) -> None:
+        """The fleet before any request."""
+        super().__init__(fleet, nobody(slots, self.size), router, self._stream.random(DRAWN), jumps=False)
+
+    @property
+    def faces_clients(self) -> State:
+        """The state as the router of new requests sees it."""
+        return self.state
 
     # Requests come and go.
 
@@ -135,9 +151,7 @@ class Live(Service):
         self.now = time
         r = self._slot()
         self._write(r, request, time)
-        if self.state.counters[ROUTED] >= self._drawn:
-            self.state.uniforms[:] = self._stream.random(DRAWN)
-            self._drawn += DRAWN
+        self._draw()
         if self._changes:
             self._came.append(time)
         self.arrivals[0], self.course[CAME] = r, 0
@@ -148,8 +162,27 @@ class Live(Service):
             self._say(time, r, FAILED)
         return r, time, self._rows()
 
+    def _draw(self) -> None:
+        """The random router has numbers left."""
+        if self.state.counters[ROUTED] >= self._drawn:
+            self.state.uniforms[:] = self._stream.random(DRAWN)
+            self._drawn += DRAWN
+
     def _write(self, r: int, request: Arrival, time: float) -> None:
         """A slot has a request."""
+        self._fill(r, request, time)
+        self._number += 1
+        if self.state.routing is not None:
+            self._write_for_router(r, request.session)
+        if self._contents:
+            lengths = request.prompt_tokens, request.output_tokens
+            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
+        self.blank.requests[r] = self.state.requests[r]
+        self.place.pop(r, None)
+        self.retried.pop(r, None)
+
+    def _fill(self, r: int, request: Arrival, time: float) -> None:
+        """A row of the requests is new."""
         requests = self.state.requests
         requests[r] = self._template
         row = requests[r]
@@ -162,25 +195,21 @@ class Live(Service):
         ):
             for name in names:
                 row[name] = value
-        self._number += 1
         self.told.given[r] = 0
         if self._fixed:
             renew(self.state, r)
-        if self.state.routing is not None:
-            self._write_for_router(r, request.session)
-        if self._contents:
-            lengths = request.prompt_tokens, request.output_tokens
-            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
-        self.blank.requests[r] = requests[r]
-        self.place.pop(r, None)
-        self.retried.pop(r, None)
 
     def _write_for_router(self, r: int, session: str) -> None:
         """The router has not seen who is in a slot."""
         known = self.state.routing.requests
         known[r] = self._blank_route
+        known["before"][r] = self._sessions.get(session, NONE)
+        self._remember(session, r)
+
+    def _remember(self, session: str, r: int) -> None:
+        """The latest request of a session is in this slot."""
         if session:
-            known["before"][r] = self._sessions.pop(session, NONE)
+            self._sessions.pop(session, None)
             self._sessions[session] = r
             if len(self._sessions) > SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
@@ -199,10 +228,14 @@ class Live(Service):
             return self.told.rows[:0]
         raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing))
         check(self.state, ("check",))
-        rows = np.concatenate(parts)
+        rows = self._as_told(np.concatenate(parts))
         gone = rows["gone"] != STAYS
         self._gone_at[rows["slot"][gone]] = rows["time"][gone]
         return rows[np.argsort(rows["time"], kind="stable")]
+
+    def _as_told(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """What clients are told, of what was written down."""
+        return rows
 
     def _take_rows(self) -> int:
         count = int(self.told.count[0])
@@ -232,6 +265,23 @@ class Live(Service):
     def certain(self) -> float:
         """Until when no replica fails: tokens of later steps may be withdrawn."""
         return self.events[0][0] if self.events else inf
+
+    # What is known of a request.
+
+    def account(self, r: int) -> Account:
+        """Of a request in a slot, by now."""
+        row = self.state.requests[r]
+        return Account(float(row["scheduled"]), int(row["cached_tokens"]), int(row["preemptions"]))
+
+    def lane_of(self, r: int) -> int:
+        """The lane that a request was sent to; below 0 before that."""
+        return int(self.state.requests["lane"][r])
+
+    def why_failed(self, r: int) -> str:
+        """Why nobody computes the rest of a request that FAILED."""
+        if self.state.requests["state"][r] == REFUSED:
+            return "the router rejects the request"
+        return "the replica that served it has failed"
 
     # Requests that end early.
 
@@ -280,9 +330,9 @@ class Live(Service):
 
     def _shorten(self, request: NDArray[Any], i: int, table: int, seat: int) -> None:
         """Let a decode end with the next step that is decided."""
-        lands, lane, seats = self._lands_in(i), self.state.lanes[i], self.state.seats[table]
+        lands, batch, seats = self._lands_in(i), self._batch_of(i, table), self.state.seats[table]
         stages = 1 if lands else self.fleet.policies[self._pool_of(i)].turns
-        clock, ends = int(lane["clock"]), int(seats[ENDS, seat])
+        clock, ends = int(batch["clock"]), int(seats[ENDS, seat])
         soonest = clock + 2 if lands else clock + (ends - 1 - clock) % stages + 1
         spared = (ends - soonest) // stages
         if spared <= 0:
@@ -294,7 +344,20 @@ class Live(Service):
 
             seats[BEYOND, seat] += spared
             request["ends"] -= spared
-        end_at(self.state, table, seat, soonest)
+        seats[ENDS, seat] = soonest
+        seats[SOONEST, seat // 32] = min(int(seats[SOONEST, seat // 32]), soonest)
+        batch["next_end"] = min(int(batch["next_end"]), soonest)
+
+    def _batch_of(self, i: int, table: int) -> Any:
+        """What knows the clock of a table of seats: the lane, or the micro-batch of SGLang whose turn it is not."""
+        lane = self.state.lanes[i]
+        if not self._lands_in(i) or self.fleet.policies[self._pool_of(i)].pipeline_parallel_size == 1:
+            return lane
+        if table == int(lane["table"]):
+            return lane
+        first = int(lane["first_slot"])
+        number = 0 if table == i else table - (len(self.state.lanes) + first - i) + 1
+        return self.blank.own_of(self.state, self._pool_of(i))[1].extra.turns.batches[first + number]
 
     def forget_caches(self, time: float) -> None:
         """Nothing is cached any more on any replica, and no router believes it. Requests wait, with the tokens that
@@ -326,7 +389,7 @@ class Live(Service):
         """A slot for a new request."""
         if not self._free:
             self._sweep()
-            if 4 * len(self._free) < len(self.told.given):
+            if 4 * len(self._free) < len(self._gone_at):
                 self._grow()
         return self._free.popleft()
 
@@ -335,16 +398,22 @@ class Live(Service):
         if not self._left:
             return
         left, latest = np.array(self._left), np.array([*self._sessions.values()], dtype=np.int64)
-        names = np.append(named(self.state, self.fleet, self.now), latest)
+        names = np.append(self._named(), latest)
         kept = np.isin(left, names) | (self._gone_at[left] > self.now)
         self._free.extend(left[~kept].tolist())
         self._left = left[kept].tolist()
 
+    def _named(self) -> Integers:
+        """Requests that something names by now."""
+        return named(self.state, self.fleet, self.now)
+
     def _grow(self) -> None:
         """Twice as many slots."""
-        before, numbers = len(self.told.given), self.state.uniforms
+        before, numbers = len(self._gone_at), self.state.uniforms
         if self._fixed:
-            raise InputError(f"{before} requests at once: with a scheduler in Python there is room for no more")
+            if self._free:
+                return
+            raise InputError(f"{before} requests at once: here there is room for no more")
         small, large = (
             new_state(self.fleet, nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
         )

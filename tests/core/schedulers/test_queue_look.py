@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from oracle.mixed_pools import run_policies
-
 from simulate.test_python_schedulers import demand
+
 from windtunnel.core.engine import Fleet, Record, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Policy

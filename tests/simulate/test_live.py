@@ -1,0 +1,100 @@
+"""Live prefill and decode pools give what a simulation of the same arrivals gives, to the bit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
+
+from simulate.test_disaggregation import LENGTHS, pools
+from windtunnel.core.live.tokens import FAILED, STAYS
+from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Faults
+from windtunnel.simulate.live import Arrival, LiveDeployment, live
+from windtunnel.simulate.run import ABORTED
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import Gamma, Workload, generate
+
+
+def tokens_of(served: LiveDeployment, workload: Workload) -> list[list[float]]:
+    """When each request's client gets its tokens; negative: it learns then that it has failed."""
+    found: list[list[float]] = [[] for _ in range(len(workload))]
+    slots: dict[int, int] = {}
+
+    def note(rows: Any) -> None:
+        for time, slot, tokens, gone in rows.tolist():
+            had = found[slots[slot]]
+            had += [time] * (tokens - len(had)) + [-time] * (gone == FAILED)
+            if gone != STAYS:
+                served.engine.forget(slot)
+
+    for i, time in enumerate(workload.arrival.tolist()):
+        note(served.engine.advance(time))
+        prompt, output = int(workload.prompt_tokens[i]), int(workload.output_tokens[i])
+        slot, came, rows = served.engine.arrive(Arrival(prompt, output, int(workload.max_tokens[i])), time)
+        assert came == time
+        note(rows[rows["slot"] != slot])
+        slots[slot] = i
+        note(rows[rows["slot"] == slot])
+    note(served.engine.advance(np.inf))
+    return found
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5", "trtllm-1.0", "vllm-0.33 in the other order"])
+def test_each_engine(preset: str) -> None:
+    deployment = pools(preset.partition(" ")[0])
+    served = replace(deployment, pools=deployment.pools[::-1]) if " " in preset else deployment
+    workload = generate(Gamma(40.0, 0.5), LENGTHS, 40, seed=3)
+    run = simulate(deployment, workload, perf="modelled").requests
+    found = tokens_of(live(served, perf="modelled"), workload)
+    assert [len(times) for times in found] == run.output_tokens.tolist()
+    assert [times[0] for times in found] == run.first_token.tolist()
+    assert [times[-1] for times in found] == run.finish.tolist()
+
+
+@IN_PLAIN_PYTHON
+def test_a_request_that_waits_too_long_for_memory_fails() -> None:
+    deployment = pools("sglang-0.5", num_gpu_blocks_override=300)
+    rules = replace(deployment.handover, timeout=0.3, on_expiry="fail")
+    deployment = replace(deployment, handover=rules)
+    workload = generate(Gamma(60.0, 0.5), LENGTHS, 60, seed=2)
+    run = simulate(deployment, workload, perf="modelled").requests
+    served = live(deployment, perf="modelled")
+    lost = [i for i, times in enumerate(tokens_of(served, workload)) if times[-1] < 0]
+    assert lost == np.flatnonzero(run.status == ABORTED).tolist() != []
+    assert {served.engine.why_failed(i) for i in lost} == {"a lease or a timeout of the hand-over ran out"}
+
+
+@IN_PLAIN_PYTHON
+def test_clients_that_leave_and_caches_that_are_forgotten() -> None:
+    served = live(pools("vllm-0.33"), perf="modelled")
+    engine, length, most = served.engine, 500, 400
+    slots = [engine.arrive(Arrival(length, most, most), 0.01 * k)[0] for k in range(30)]
+    tokens = {slot: engine.end_early(slot) for slot in slots}
+    assert min(tokens.values()) >= 1
+    assert max(tokens.values()) < most
+    rows = engine.advance(60.0)
+    assert {slot: int(rows["tokens"][rows["slot"] == slot].max()) for slot in slots} == tokens
+    assert engine.at_rest
+    assert (engine.state.lanes["outstanding"] == 0).all()
+    engine.forget_caches(60.0)
+    again = live(pools("vllm-0.33"), perf="modelled").engine
+    times = [
+        one.arrive(Arrival(length, 3, 3), 70.0)[1] or one.advance(80.0)["time"].tolist() for one in (engine, again)
+    ]
+    assert times[0] == times[1]
+
+
+def test_what_is_refused() -> None:
+    served = pools("vllm-0.33")
+    named = tuple(replace(pool, name=pool.role) for pool in served.pools)
+    served = replace(served, pools=named, faults=(Faults(pool="decode", at=5.0),))
+    with pytest.raises(InputError, match="do not fail or scale live"):
+        live(served, perf="modelled")
+
+
+@WITH_THE_COMPILER
+def test_all_of_it_without_the_compiler() -> None:
+    in_plain_python(1, __file__)
