@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from windtunnel.deployment import Deployment, Pool
+from windtunnel.deployment.pools import MOST_REPLICAS
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import rate_levels
@@ -297,7 +298,8 @@ def most_replicas(candidate: Candidate, limits: Constraints, most: int, purchase
     """As many replicas of a candidate as the constraints allow, at most ``most``; 0 if none."""
     if limits == NO_LIMITS:
         return most
-    low, high = 0, most
+    several = max(pool.replicas for pool in candidate.scaled(1).pools)
+    low, high = 0, min(most, MOST_REPLICAS // several)
     while low < high:
         middle = (low + high + 1) // 2
         fits = purchase.broken(candidate.scaled(middle), limits) is None

@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.plan.answer.certificate import certificate
 from windtunnel.plan.answer.recommendation import goal, sentence
+from windtunnel.plan.bound import Bound
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
 from windtunnel.plan.goodput.points import at_most, try_counts
 from windtunnel.plan.question import Question
@@ -162,3 +163,10 @@ def test_one_that_never_holds_costs_few_runs() -> None:
     assert answer.best is None
     assert 0 < answer.trials <= 24  # two candidates, up to 600 replicas each
     assert wrong(certificate(answer)) == []
+
+
+def test_a_load_of_more_requests_than_replicas_can_be_is_searched() -> None:
+    many = question(scale_time(chat(9000), 1 / 60), attainment=NO_MINIMUM)
+    candidate = ENUMERATION.candidates[0]
+    found = Goodput(Constraints(max_gpus=20_000)).climb(candidate, Bound(60.0, 0.5, 1), many)
+    assert found is not None and found.low == -4096
