@@ -59,7 +59,7 @@ TESTED_BESIDES = {
         "tests/report/test_serve_line.py",
         "tests/scenario/test_pools.py",
     ),
-    "bounds": ("tests/optimum/test_search.py",),
+    "bounds": ("tests/optimum/test_bounds_plainly.py", "tests/optimum/test_search.py"),
 }
 """Room: tests of its files that are named after another one, of which they need the same set-up."""
 

@@ -87,7 +87,10 @@ def logger(name: str) -> Any:
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "vllm": {"bc_linter_include": lambda cls: cls},
+    "vllm": {
+        "bc_linter_include": lambda cls: cls,
+        "envs": MagicMock(VLLM_PREFIX_CACHE_RETENTION_INTERVAL=None),
+    },
     "vllm.logger": {"init_logger": logger},
     "vllm.utils": {
         "cdiv": lambda a, b: -(-a // b),
@@ -168,9 +171,7 @@ def build(config: dict[str, Any]) -> Any:
 def vllm_config(config: dict[str, Any]) -> Unset:
     chunked = config["enable_chunked_prefill"]
     return Unset(
-        scheduler_config=Unset(
-            **config, chunked_prefill_enabled=chunked, max_num_encoder_input_tokens=0, prefill_schedule_interval=1
-        ),
+        scheduler_config=Unset(**config, chunked_prefill_enabled=chunked, max_num_encoder_input_tokens=0),
         cache_config=Unset(**config),
         model_config=Unset(max_model_len=config["max_model_len"], runner_type="generate"),
         parallel_config=Unset(

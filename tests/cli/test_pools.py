@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from plan.answer.checker import wrong
 
 from windtunnel.cli import DONE, WRONG, main
+from windtunnel.cli.plan.disaggregation import Disaggregation
+from windtunnel.errors import InputError
+from windtunnel.plan.space import load_space
 
 LOAD = ("--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 APART = ("--prefill", "replicas=2", "--decode", "device=a100")
@@ -105,3 +109,47 @@ def test_wrong_words_end_in_one_line(capsys: Capture, words: tuple[str, ...], me
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+SPACE_OF_POOLS = """
+model: Llama-3.1-8B
+device: h100
+max_model_len: 2048
+max_num_batched_tokens: 1024
+prefill: {max_num_seqs: [8, 64]}
+decode: {max_num_seqs: [64], enable_expert_parallel: false}
+ratio: 2
+handover: ideal
+constraints: {max_gpus: 3}
+"""
+
+
+def test_a_file_of_a_space_says_what_prefill_and_decode_are(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text(SPACE_OF_POOLS)
+    decode = ("max_num_seqs=64", "enable_expert_parallel=false")
+    flags = Disaggregation(pools="separate", prefill=("max_num_seqs=8,64",), decode=decode, ratio=2, handover="ideal")
+    assert Disaggregation().of_file(file) == flags
+    with pytest.raises(InputError, match="leave out the flags"):
+        Disaggregation(pools="both").of_file(file)
+    with pytest.raises(InputError, match="make a PoolSpace"):
+        load_space(file)
+    for wrong_words, message in (
+        ("ratio: two", "ratio='two'"),
+        ("pools: apart", "pools='apart'"),
+        ("decode: 3", "decode=3"),
+    ):
+        file.write_text(f"device: h100\n{wrong_words}\n")
+        with pytest.raises(InputError, match=message):
+            Disaggregation().of_file(file)
+
+
+def test_the_best_goodput_of_pools_has_a_certificate(capsys: Capture, tmp_path: Path) -> None:
+    file, proof = tmp_path / "space.yaml", tmp_path / "proof.json"
+    file.write_text(SPACE_OF_POOLS)
+    load = ("--isl", "300", "--osl", "40", "--num-prompts", "60", "--request-rate", "40", "--seeds", "1")
+    search = ("--objective", "goodput-per-gpu", "--goodput", "ttft:100", "tpot:12", "--executor", "serial")
+    assert main(["plan", "--space", str(file), *load, *search, "--certificate", str(proof), "--json"]) == DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["undecided"] == 0 and len(answer["ranking"]) == 1
+    assert wrong(json.loads(proof.read_text())) == []

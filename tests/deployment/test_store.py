@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from windtunnel import Deployment, Device, Engine, Pool, device, load_model, simulate, summary
+from windtunnel.core.stores.chunks import require_taking
 from windtunnel.deployment import Store
 from windtunnel.errors import InputError
+from windtunnel.policy import Sglang, VllmV1
 from windtunnel.workload import Workload
 
 TOKEN = 2 * 36 * 8 * 128 * 2
@@ -77,6 +79,19 @@ def test_stores_need_a_scheduler_that_has_them() -> None:
     for engine in ({"preset": "trtllm-1.0"}, {"enable_prefix_caching": False}, {"scheduling_policy": "priority"}):
         with pytest.raises(InputError, match="stores: simulated with vLLM's v1 scheduler in one stage"):
             simulate(Deployment((pool(Store(capacity=1e12), **engine),)), asked)
+
+
+def test_what_the_host_memory_of_sglang_is_not() -> None:
+    """One tier of a rank; decode pools have none, and nothing is asked of them."""
+    host = Store(ratio=2)
+    require_taking(((host,), ()), (Sglang(), Sglang(radix_cache=False)))
+    for stores in ((host, host), (Store(tier="shared", capacity=1e12),), (Store(ratio=2, eviction="fifo"),)):
+        with pytest.raises(InputError, match="SGLang's HiCache is"):
+            require_taking((stores,), (Sglang(),))
+    with pytest.raises(InputError, match="on_eviction=true: simulated with SGLang's scheduler"):
+        require_taking(((Store(ratio=2, on_eviction=True),),), (VllmV1(prefix_caching=True),))
+    with pytest.raises(InputError, match="without capacity"):
+        Store(ratio=2, capacity=1e9)
 
 
 def test_hits_are_reported_by_store() -> None:

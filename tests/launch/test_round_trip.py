@@ -82,6 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
         "api_server_count": st.sampled_from([1, 4]),
         "mamba_ssm_cache_dtype": st.just("float32"),
         "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
+        "fuse_allreduce_rms": st.booleans(),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
@@ -91,6 +92,7 @@ OWN: dict[str, dict[str, Any]] = {
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
         "moe_backend": st.just("flashinfer_trtllm"),
+        "fuse_allreduce_rms": st.booleans(),
         "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),

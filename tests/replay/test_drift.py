@@ -3,6 +3,9 @@
 import random
 from typing import Any
 
+import pytest
+
+from benchmarks.drift import vllm
 from benchmarks.drift.__main__ import compare, our_steps, smaller
 from benchmarks.drift.sglang import PRESET, workload
 from windtunnel.replay.recording import known
@@ -31,6 +34,12 @@ def old_workload(seed: int) -> dict[str, Any]:
 def test_equal_schedulers_are_equal() -> None:
     for seed in range(3):
         assert compare(workload(random.Random(seed)), Preset(PRESET), PRESET) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["vllm-0.33", "vllm-0.10"])
+def test_every_version_of_vllm_replays_its_workloads(version: str) -> None:
+    for seed in range(3):
+        assert compare(vllm.workload(random.Random(seed)), Preset(version), version) is None  # type: ignore[arg-type]
 
 
 def test_what_differs_is_found_and_made_small() -> None:

@@ -139,3 +139,14 @@ def test_every_word_can_be_varied_to_itself() -> None:
 def test_wrong_words_are_refused_with_their_origin(words: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         vary(Scenario(), words, "here: ")
+
+
+def test_nodes_of_another_size() -> None:
+    """8 GPUs in nodes of 4: sums go over the network; a rack stays one domain of links."""
+    gpu = Server(device="h100", gpus_per_node=4).gpu()
+    assert (gpu.gpus_per_node, gpu.gpus_per_domain) == (4, 4)
+    assert Server(device="h100").gpu().gpus_per_node == 8
+    rack = Server(device="gb200", gpus_per_node=2).gpu()
+    assert (rack.gpus_per_node, rack.gpus_per_domain) == (2, 72)
+    with pytest.raises(InputError, match="gpus_per_node=0: must be ≥ 1"):
+        Server(gpus_per_node=0).gpu()

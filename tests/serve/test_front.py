@@ -271,6 +271,15 @@ def test_the_document_names_every_route(sleeps: bool) -> None:
         path: {method.upper() for method in methods} for path, methods in paths.items()
     }
     assert ("/sleep" in paths) == sleeps
+    for methods in paths.values():
+        for operation in methods.values():
+            assert isinstance(operation["summary"], str)
+            assert all(isinstance(each["description"], str) for each in operation["responses"].values())
+            assert all("/" in kind for kind in operation["responses"]["200"].get("content", ()))
+            if body := operation.get("requestBody"):
+                schema = body["content"]["application/json"]["schema"]
+                assert schema["type"] == "object" and {*schema.get("required", ())} <= {*schema.get("properties", ())}
+                assert "400" in operation["responses"]
     if sleeps:
         levels, modes = (each["schema"]["enum"] for each in paths["/sleep"]["post"]["parameters"])
         calls = [(f"/sleep?level={level}&mode={mode}", "/wake_up") for level in levels for mode in modes]

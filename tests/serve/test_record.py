@@ -98,8 +98,10 @@ async def agent(served: Any, clients: int) -> tuple[list[tuple[int, int]], list[
         {},
         pytest.param({"num_gpu_blocks_override": 250}, id="little memory"),
         pytest.param({"preset": "sglang-0.5"}, marks=pytest.mark.long),
-        pytest.param({"preset": "trtllm-1.1"}, marks=pytest.mark.long),
-        pytest.param({"preset": "vllm-v0"}, marks=pytest.mark.long),
+        pytest.param(
+            {"preset": "trtllm-1.1", "scheduler": "trtllm-1.0:enable_block_reuse=true"}, marks=pytest.mark.long
+        ),
+        pytest.param({"preset": "vllm-0.6", "enable_prefix_caching": True}, marks=pytest.mark.long),
     ],
 )
 def test_an_agent_has_the_hits_of_a_run_of_the_record(settings: dict[str, Any], virtual: bool, tmp_path: Path) -> None:
@@ -109,7 +111,9 @@ def test_an_agent_has_the_hits_of_a_run_of_the_record(settings: dict[str, Any], 
     load = load_trace(path)
     rows = simulate(served, load, tables=tables(served)).requests
     assert sorted(zip(rows.prompt_tokens.tolist(), rows.cached_tokens.tolist(), strict=True)) == sorted(found)
-    assert len(load) == 15 and load.after is not None and len(load.after[1]) == 15  # of a join two
+    assert len(load) == 15 and load.after is not None
+    edges = len(load.after[1])
+    assert edges == 15 if virtual else edges >= 15  # of a join two; more where a branch came late
 
 
 def test_an_answer_is_found_where_it_was_computed() -> None:

@@ -1,11 +1,13 @@
 """Clients on real connections: those that vanish, read slowly, or send what is no HTTP."""
 
+import asyncio
 import gc
 import json
 import socket
 import struct
 import time
 import weakref
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from benchmarks.attacks import ATTACKS, STALL, Size, headers, lines, passed, words
 from serve.endpoint import app, live, on_a_socket, real_time
 from windtunnel.serve import connection
 from windtunnel.serve.connection import Connection
@@ -159,3 +162,19 @@ def answered(line: socket.socket) -> bytes:
         while part := line.recv(1 << 16):
             found += part
     return found
+
+
+@pytest.mark.parametrize("attack", [words, lines, headers])
+def test_what_no_client_sends_is_refused(attack: object) -> None:
+    assert attack in ATTACKS.values()
+    with on_a_socket(app()) as url:
+        found = asyncio.run(attack(int(url.rpartition(":")[2]), Size(megabytes=1)))  # type: ignore[operator]
+    assert passed(found, 0.0)
+    assert not {each for each in found if each.startswith("2") and attack is words}
+
+
+def test_what_harms_others_does_not_pass() -> None:
+    assert passed(Counter({"400": 3, "closed": 1, "left": 1}), 0.0)
+    assert not passed(Counter({"400": 3, "500": 1}), 0.0)
+    assert not passed(Counter({"never ended": 1}), 0.0)
+    assert not passed(Counter({"200": 1}), STALL)

@@ -158,6 +158,9 @@ class Engine:
     moe_backend: str = "auto"
     """Whose kernel computes experts, by vLLM's names: ``triton``, ``cutlass``, ``flashinfer_cutlass``,
     ``flashinfer_trtllm``, ``marlin``, ``deep_gemm``, where the kernel database has it; ``auto``: the fastest."""
+    fuse_allreduce_rms: bool | None = None
+    """Sums over GPUs and the norm behind them are one kernel, where the device can (vLLM's ``pass_config``, SGLang's
+    ``enable_flashinfer_allreduce_fusion``); None: as the engine does."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""

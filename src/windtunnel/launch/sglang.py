@@ -83,6 +83,7 @@ def settings(asked: Asked) -> Settings:
         "swa_full_tokens_ratio": _share_of_windows(asked),
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
         "moe_backend": moe_backend(asked, "moe-runner-backend"),
+        "fuse_allreduce_rms": True if asked.truth("enable-flashinfer-allreduce-fusion") else None,
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
     }
     found = Settings(engine, replicas=1 if dense else apart)

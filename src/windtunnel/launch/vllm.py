@@ -64,6 +64,7 @@ def settings(asked: Asked) -> Settings:
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
+    engine["fuse_allreduce_rms"] = asked.given(FUSION)
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
     _in_parts(asked, engine)
     _adapters(asked, engine)
@@ -270,6 +271,7 @@ def index_dtype(asked: Asked, flag: str, *switches: str) -> str | None:
 
 
 INDEX, FP4_INDEX = "attention-config.indexer-kv-dtype", "attention-config.use-fp4-indexer-cache"
+FUSION = "compilation-config.pass-config.fuse-allreduce-rms"
 ALIGNED, ALIGNED_STATES = "align", 2
 
 

@@ -37,6 +37,8 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
+POOLS = ("pools", "prefill", "decode", "ratio", "placement", "link", "handover")
+"""Words of a file of a space that say how prefill and decode are separated, as the flags of these names do."""
 EXCLUDED = "left out by exclude"
 
 
@@ -323,11 +325,17 @@ def load_space(path: Path, model: str | None = None, devices_file: Path | None =
     return found[0]
 
 
-def load_spaces(path: Path, models: Sequence[str] = (), devices_file: Path | None = None) -> list[Space]:
+def load_spaces(
+    path: Path, models: Sequence[str] = (), devices_file: Path | None = None, *, pools: bool = False
+) -> list[Space]:
     """The space of each model of a file, or of those ``models``. The file's ``model`` is a name, a list of names, or a
-    mapping of names to the axes that this model has otherwise. Raises InputError as ``load_space``."""
+    mapping of names to the axes that this model has otherwise; ``pools``: it may say how prefill and decode are
+    separated, which ``pools_of`` reads. Raises InputError as ``load_space``."""
     try:
         document = _document(path)
+        for word in POOLS:
+            if document.pop(word, None) is not None and not pools:
+                raise InputError(f"{word}: is read by windtunnel plan --space: leave it out, or make a PoolSpace")
         limits, left_out = _constraints(document.pop("constraints", {})), _excluded(document.pop("exclude", []))
         listed, own_devices = document.pop("model", None), document.pop("devices_file", None)
         named = listed if isinstance(listed, dict) else dict.fromkeys(listed if isinstance(listed, list) else [listed])
@@ -343,6 +351,15 @@ def load_spaces(path: Path, models: Sequence[str] = (), devices_file: Path | Non
         return found
     except InputError as error:
         raise InputError(f"space {str(path)!r}: {error}") from error
+
+
+def pools_of(path: Path) -> dict[str, Any]:
+    """What a file says of prefill and decode apart, by the words of POOLS."""
+    try:
+        document = _document(path)
+    except InputError as error:
+        raise InputError(f"space {str(path)!r}: {error}") from error
+    return {word: document[word] for word in POOLS if word in document}
 
 
 def _own_axes(model: str, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,7 +391,7 @@ def _document(path: Path) -> dict[str, Any]:
 def typed_values(axis: str, value: Any) -> tuple[Any, ...]:
     """The values of an axis, each of its type; a single one may stand alone. Raises InputError for others."""
     if axis not in AXES:
-        raise unknown("axis", axis, (*AXES, "model", "constraints", "exclude", "devices_file"))
+        raise unknown("axis", axis, (*AXES, "model", "constraints", "exclude", "devices_file", *POOLS))
     values = value if isinstance(value, list) else [value]
     try:
         return tuple(typed(AXES[axis], one) for one in values)

@@ -6,7 +6,7 @@ from typing import Any
 
 from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
 from windtunnel.profiling.clock import Clock, Reading
-from windtunnel.profiling.collectives import collective
+from windtunnel.profiling.collectives import ALONE, Hosts, collective
 from windtunnel.profiling.journal import Journal
 from windtunnel.profiling.machine import Machine
 from windtunnel.profiling.operators import Shard
@@ -30,6 +30,9 @@ class Session:
     journal: Journal
     clock: Clock
     say: Say
+    hosts: Hosts = ALONE
+    calls: int = 0
+    """Collectives so far."""
 
     def all(self) -> None:
         """Measure what the journal lacks."""
@@ -38,11 +41,21 @@ class Session:
             with self.machine.torch.inference_mode():
                 self._along_tokens(shard)
                 self._over_planes(shard)
-            if tp > 1:
-                self._collectives("all_reduce", tp)
-        if self.shards[-1] > 1:
-            self._collectives("send_recv", 2)
+            if self.hosts.nnodes == 1:
+                self._collectives_of(tp)
+        self.with_other_hosts()
         self._again()
+
+    def with_other_hosts(self) -> None:
+        """Measure what several hosts measure together, or else what two processes send each other."""
+        for tp in self.shards if self.hosts.nnodes > 1 else ():
+            self._collectives_of(tp)
+        if self.shards[-1] > 1:
+            self._collectives("send_recv", max(2, self.hosts.nnodes))
+
+    def _collectives_of(self, tp: int) -> None:
+        if tp > 1:
+            self._collectives("all_reduce", tp)
 
     def _along_tokens(self, shard: Shard) -> None:
         last = dict.fromkeys((*TOKEN_OPERATORS, "attn_kv_cache_save"), self.extent.max_num_batched_tokens)
@@ -89,14 +102,18 @@ class Session:
             return "out of memory"
 
     def _collectives(self, name: str, tp: int) -> None:
-        sizes = octaves(self.extent.max_num_batched_tokens)
-        missing = [a for a in sizes if (name, tp, a, 0) not in self.journal.readings]
-        if missing:
-            elements = {a * self.shape.n_embd: a for a in missing}
-            found = collective(self.machine.torch, name, tp, list(elements), self.machine.kind, self.clock.repeats)
+        """Measure what is missing; with other hosts, which do not know what is there, all."""
+        sizes, known = octaves(self.extent.max_num_batched_tokens), 2 if name == "send_recv" else tp
+        missing = [a for a in sizes if (name, known, a, 0) not in self.journal.readings]
+        if missing or self.hosts.nnodes > 1:
+            elements = {a * self.shape.n_embd: a for a in (missing if self.hosts.nnodes == 1 else sizes)}
+            counts, hosts = list(elements), self.hosts
+            repeats, kind = self.clock.repeats, self.machine.kind
+            found = collective(self.machine.torch, name, tp, counts, kind, repeats, hosts, self.calls)
             for count, seconds in found.items():
-                self.journal.add((name, tp, elements[count], 0), seconds)
-        self.say(f"TP {tp}  {name}  {len(sizes)} sizes")
+                self.journal.add((name, known, elements[count], 0), seconds)
+        self.calls += 1
+        self.say(f"TP {known}  {name}  {len(sizes)} sizes")
 
     def _again(self) -> None:
         """Some points of every operator once more, to see how far a second run will be from this one."""

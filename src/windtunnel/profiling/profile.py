@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -14,15 +15,36 @@ from windtunnel.model import Model
 from windtunnel.perf.profile.folder import Profile, read_profile
 from windtunnel.perf.profile.shapes import Shape, shape_of
 from windtunnel.profiling.clock import Clock
+from windtunnel.profiling.collectives import ALONE, Hosts
 from windtunnel.profiling.journal import open_journal
 from windtunnel.profiling.machine import Machine, device_toml, host_seconds, peaks
 from windtunnel.profiling.measure import Session
 from windtunnel.profiling.sizes import Extent
 from windtunnel.profiling.tables import write_tables
 
+Say = Callable[[str], None]
+
+
+def help_measuring(
+    machine: Machine, model: Model, shards: tuple[int, ...], extent: Extent, hosts: Hosts, say: Say
+) -> None:
+    """Take part in the collectives of several hosts, of which another one writes the profile. Raises InputError as
+    ``profile``."""
+    shape = divided(model, shards)
+    hosts.require_whole(shards)
+    with TemporaryDirectory() as folder:
+        journal, clock = open_journal(Path(folder), {}), Clock(machine.torch, machine.kind, extent.repeats)
+        Session(machine, shape, shards, extent, journal, clock, say, hosts).with_other_hosts()
+
 
 def profile(
-    machine: Machine, model: Model, shards: tuple[int, ...], extent: Extent, folder: Path, say: Callable[[str], None]
+    machine: Machine,
+    model: Model,
+    shards: tuple[int, ...],
+    extent: Extent,
+    folder: Path,
+    say: Say,
+    hosts: Hosts = ALONE,
 ) -> Profile:
     """Measure what the folder lacks of a model, write its tables and ``device.toml``, and read them.
 
@@ -33,6 +55,7 @@ def profile(
         extent: at which points.
         folder: of the profile; made if need be.
         say: told what has been done.
+        hosts: machines that measure collectives together, of which this is the first.
 
     Raises:
         InputError: the model cannot be profiled or divided, or the folder was begun with other settings.
@@ -40,15 +63,18 @@ def profile(
     shape = divided(model, shards)
     settings = asdict(extent) | {"shards": list(shards), "shape": shape.spec()}
     settings |= {"device": machine.name, "threads": machine.threads}
+    hosts.require_whole(shards)
+    settings |= {"nnodes": hosts.nnodes} if hosts.nnodes > 1 else {}
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
     if journal.readings:
         say(f"{len(journal.readings)} points are there from before")
     clock = Clock(machine.torch, machine.kind, extent.repeats)
-    Session(machine, shape, shards, extent, journal, clock, say).all()
+    Session(machine, shape, shards, extent, journal, clock, say, hosts).all()
     step, request = host_seconds(machine, extent.repeats)
     label = model.name.replace("/", "--")
     write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request})
-    write_whole(folder / "device.toml", [device_toml(machine, peaks(machine, extent.repeats), max(shards))])
+    in_node = max(shards) // hosts.nnodes
+    write_whole(folder / "device.toml", [device_toml(machine, peaks(machine, extent.repeats), in_node)])
     for (operator, tp, a, b), why in journal.skipped.items():
         say(f"skipped: {operator} of TP {tp} at {a}, {b}: {why}")
     return read_profile(folder, (machine.name,), shape)

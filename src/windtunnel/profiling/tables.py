@@ -40,7 +40,7 @@ def write_tables(
         place / "attention.csv": _attention(journal, shape, extent),
     }
     for name in ("all_reduce", "send_recv"):
-        if rows := _collectives(journal, name, shape):
+        if rows := _collectives(journal, name, shape, extent.get("nnodes", 1)):
             files[folder / "network" / device / f"{name}.csv"] = rows
     for path, table in files.items():
         write_whole(path, [_csv(table)])
@@ -97,15 +97,15 @@ def _attention(journal: Journal, shape: Shape, extent: Mapping[str, Any]) -> lis
     return rows
 
 
-def _collectives(journal: Journal, name: str, shape: Shape) -> list[Row]:
+def _collectives(journal: Journal, name: str, shape: Shape, hosts: int) -> list[Row]:
     return [
         {
             "rank": 0,
             "num_workers": tp,
             "size": 2 * shape.n_embd * a,
             "collective": name,
-            "devices_per_node": tp,
-            "max_devices_per_node": tp,
+            "devices_per_node": max(tp // hosts, 1),
+            "max_devices_per_node": max(tp // hosts, 1),
             **_statistics(name, reading),
         }
         for (_, tp, a, _), reading in sorted(journal.of(name))

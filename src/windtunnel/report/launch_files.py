@@ -116,6 +116,9 @@ def _unsaid(engine: Mapping[str, Any], backend: str, pool: Mapping[str, Any]) ->
         found["max_num_batched_tokens"] = engine["max_num_batched_tokens"]  # its flag says that nothing is cut
     if backend == "trtllm" and pool["role"] == "prefill" and engine.get("async_scheduling"):
         found["async_scheduling"] = True  # context servers are told to have none
+    fuses = engine.get("fuse_allreduce_rms")
+    if fuses is not None and not (backend == "sglang" and fuses):
+        found["fuse_allreduce_rms"] = fuses  # SGLang's flag only turns it on, TensorRT-LLM has none
     if backend == "trtllm" and engine.get("num_redundant_experts"):
         found["num_redundant_experts"] = engine["num_redundant_experts"]  # it counts slots, those of experts included
     sharing = (engine.get("tensor_parallel_size") or 1) * (engine.get("data_parallel_size") or 1)

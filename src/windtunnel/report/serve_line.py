@@ -141,18 +141,20 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
 
 def _offloading(stores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """vLLM's own store in host memory; others are set up by a connector's files."""
-    if len(stores) != 1 or Store(**stores[0]) != Store(capacity=stores[0]["capacity"]):
+    if len(stores) != 1 or stores[0].get("ratio") or Store(**stores[0]) != Store(capacity=stores[0]["capacity"]):
         return ()
     return "--kv-offloading-size", f"{stores[0]['capacity'] / GIB:.12g}"
 
 
 def _compilation(pool: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's settings of graphs and of the compiler's passes."""
-    least = engine.get("sequence_parallel_min_tokens")
+    least, fuses = engine.get("sequence_parallel_min_tokens"), engine.get("fuse_allreduce_rms")
+    passes = {"enable_sp": True, "sp_min_token_num": least} if least else {}
+    passes |= {"fuse_allreduce_rms": fuses} if fuses is not None else {}
     found = {
         "cudagraph_capture_sizes": other_capture_sizes(pool),
         "cudagraph_mode": engine.get("cudagraph_mode"),
-        "pass_config": {"enable_sp": True, "sp_min_token_num": least} if least else None,
+        "pass_config": passes,
     }
     return {name: value for name, value in found.items() if value}
 
@@ -197,6 +199,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "enable-hierarchical-cache": bool(pool.get("stores")),
+        "enable-flashinfer-allreduce-fusion": bool(engine.get("fuse_allreduce_rms")),
         _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,

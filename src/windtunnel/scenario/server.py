@@ -1,6 +1,6 @@
 """Server: one replica, by the names of the flags."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,9 @@ class Server:
     """The GPU, a name of ``windtunnel list devices``."""
     devices_file: Path | None = None
     """TOML file with your own devices, or other values for known ones."""
+    gpus_per_node: int | None = None
+    """GPUs of a node, beyond which their sums and sends go over the network; None: as many as the device usually has.
+    """
     prices: str | None = None
     """A cloud's prices of ``windtunnel list prices``: aws, or with how you pay: gcp:reserved, nebius:spot."""
     perf: str = "auto"
@@ -59,7 +62,17 @@ class Server:
     def gpu(self) -> Device:
         """The device. Raises InputError for an unknown name, a file that cannot be read, or one that is not sold."""
         found = device(self.device, (self.devices_file,) if self.devices_file else ())
-        return priced(found, self.prices)
+        return priced(self._in_nodes(found), self.prices)
+
+    def _in_nodes(self, found: Device) -> Device:
+        """The device in nodes of the user's size. Raises InputError for a size that its links do not join."""
+        size = self.gpus_per_node
+        if size is None:
+            return found
+        if size < 1:
+            raise InputError(f"gpus_per_node={size}: must be ≥ 1")
+        domain = found.gpus_per_domain if found.gpus_per_domain > found.gpus_per_node else size
+        return replace(found, gpus_per_node=size, gpus_per_domain=max(domain, size))
 
     def pool(self, replicas: int = 1) -> Pool:
         """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT
+from windtunnel.profiling.collectives import ALONE, Hosts
 from windtunnel.profiling.sizes import Extent
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def profile(
     points: Annotated[Extent, Parameter(name="*")] = Extent(),  # noqa: B008 - frozen
     threads: int = 0,
     dry_run: bool = False,
+    hosts: Annotated[Hosts, Parameter(name="*")] = ALONE,
     against: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Measure the operators of a model's shards on this machine, with torch.
@@ -53,10 +55,10 @@ def profile(
     against
         Another profile folder: print how far this one is from it, by operator.
     """
-    from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
-    from windtunnel.perf.profile.folder import read_profile, unsteady
+    from windtunnel.perf.profile.folder import read_profile
     from windtunnel.profiling.machine import find_machine
+    from windtunnel.profiling.profile import help_measuring
     from windtunnel.profiling.profile import profile as measure
 
     shards = tuple(sorted(set(tensor_parallel_size)))
@@ -65,14 +67,19 @@ def profile(
         _preview(known, shards, points, name, device_kind, threads)
         return
     machine = find_machine(device_kind, name, threads)
-    measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    if hosts.node_rank:
+        help_measuring(machine, known, shards, points, hosts, _say)
+        return
+    measured = measure(machine, known, shards, points, output, _say, hosts)
     _show(measured)
-    if trouble := unsteady(measured.about):
-        show(wrapped(trouble))
     if against is not None:
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
     sys.stdout.write(f"\nuse it: windtunnel run --model {model} {place} --perf profile:{output}\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _preview(model: "Model", shards: tuple[int, ...], points: Extent, name: str, kind: str, threads: int) -> None:
@@ -122,9 +129,10 @@ def _device(name: str, kind: str, threads: int) -> "Device | None":
 
 
 def _show(measured: "Profile") -> None:
-    from windtunnel.cli.terminal import remarks, show, table
+    from windtunnel.cli.terminal import remarks, show, table, wrapped
     from windtunnel.perf.estimators.kinds import DEFAULT, grid
     from windtunnel.perf.estimators.selection import errors, held_out
+    from windtunnel.perf.profile.folder import unsteady
 
     repeats, rows = measured.about["repeats_differ"], []
     for (operator, tp), points in measured.points.items():
@@ -142,6 +150,8 @@ def _show(measured: "Profile") -> None:
             f"most {most:.2f}), in two calls: runs know the keys of a step together"
         ]
     show(table(names, rows, title), *remarks(said))
+    if trouble := unsteady(measured.about):
+        show(wrapped(trouble))
 
 
 def _show_difference(one: "Profile", other: "Profile") -> None:

@@ -261,6 +261,7 @@ def plan(
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
     kept.check()
+    disaggregation = disaggregation.of_file(space)
     routers = (FOR_LANES if load.lanes else FOR_RATES) if wanted.finds_replicas(load) else ALONE
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
@@ -569,7 +570,7 @@ def spaces_of(
         return [available.priced(axes.space(name, limits, devices_file, routers)) for name in names]
     if axes != Axes() or available != Available(prices=available.prices):
         raise InputError(f"space {str(file)!r}: has the axes and limits: leave out those of the flags")
-    return [available.priced(each) for each in load_spaces(file, models, devices_file)]
+    return [available.priced(each) for each in load_spaces(file, models, devices_file, pools=True)]
 
 
 def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from windtunnel.deployment import Link, Pool
     from windtunnel.plan.disaggregation.pool_space import PoolSpace
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from windtunnel.plan.space import Space
 
 RATIO = 4
+KINDS = ("mixed", "separate", "both")
 POOLS = Group("Disaggregated prefill and decode", sort_key=0)
 OF_PREFILL, OF_DECODE = "max_num_batched_tokens", "max_num_seqs"
 """Axes of mixed servers that only one side needs."""
@@ -52,6 +54,28 @@ class Disaggregation:
         given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
         if self.pools == "mixed" and given:
             raise InputError(f"{given[0]}: is for disaggregated prefill and decode: add --pools separate or both")
+
+    def of_file(self, file: "Path | None") -> "Disaggregation":
+        """What the file of a space says, or these flags where it says nothing. Raises InputError where both do."""
+        from windtunnel.plan.space import pools_of
+        from windtunnel.scenario.joined import joint_text
+
+        found = pools_of(file) if file is not None else {}
+        if not found:
+            return self
+        if self != Disaggregation():
+            raise InputError(f"space {str(file)!r}: says what prefill and decode are: leave out the flags")
+        words: dict[str, Any] = {"pools": "separate"} | found
+        try:
+            words |= {side: _axes_of(side, found[side]) for side in ("prefill", "decode") if side in found}
+            if words["pools"] not in KINDS:
+                raise InputError(f"pools={words['pools']!r}: must be one of {', '.join(KINDS)}")
+            if isinstance(words.get("ratio", 1), bool) or not isinstance(words.get("ratio", 1), int):
+                raise InputError(f"ratio={words['ratio']!r}: must be an integer ≥ 1")
+            words |= {name: joint_text(found[name]) for name in ("link", "handover") if name in found}
+            return Disaggregation(**words)
+        except InputError as error:
+            raise InputError(f"space {str(file)!r}: {error}") from error
 
     def spaces(self, mixed: "Space", question: "Question", rate: float | None) -> "list[Space | PoolSpace]":
         """What is searched, mixed servers first; a placement is for the question at this rate, or at the load's."""
@@ -112,6 +136,20 @@ class Disaggregation:
             word = word.replace("-", "_")
             found[word] = typed_values(word, split((values,)))
         return replace(mixed, axes=found, open=frozenset(), constraints=Constraints())
+
+
+def _axes_of(side: str, axes: Any) -> tuple[str, ...]:
+    """The axes of a side as a file has them, in the words of the flag."""
+    if not isinstance(axes, dict):
+        raise InputError(f"{side}={axes!r}: must be lines of `axis: [values]`, e.g. max_num_seqs: [64, 256]")
+    return tuple(
+        f"{axis}={','.join(_text(value) for value in (values if isinstance(values, list) else [values]))}"
+        for axis, values in axes.items()
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _words(texts: tuple[str, ...]) -> list[str]:

@@ -140,7 +140,8 @@ def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
                 "cache, and with SGLang's of 0.5 in one stage, its radix cache and radix_eviction_policy='lru', not "
                 f"with {policy}: TensorRT-LLM's host memory goes by other rules"
             )
-        _require_fitting(some, policy)
+        if some:
+            _require_fitting(some, policy)
         if some and policy.async_scheduling and not getattr(policy, "return_victim_tokens", True):
             raise InputError(
                 "stores: not simulated with return_victim_tokens=False and async_scheduling, where vLLM ≤ 0.10 counts "

@@ -192,10 +192,15 @@ def _attention(found: dict[tuple[str, int], Points], file: Path, shape: Shape) -
 
 
 def _collectives(found: dict[tuple[str, int], Points], file: Path, shape: Shape) -> None:
-    """Bytes become tokens of the model; all-reduces only where all GPUs of the group are of one node's link."""
+    """Bytes become tokens of the model; of all-reduces those with the most GPUs of a group on a node: all of them, but
+    for what several hosts measured together."""
     table = _table(file, ("num_workers", "size", "devices_per_node"))
     by = "num_workers" if file.stem == "all_reduce" else "devices_per_node"
-    kept = table["devices_per_node"] == table["num_workers"] if by == "num_workers" else table[by] <= 2
+    workers, in_node = table["num_workers"], table["devices_per_node"]
+    if by == "num_workers":
+        kept = np.array([each == in_node[workers == group].max() for each, group in zip(in_node, workers, strict=True)])
+    else:
+        kept = in_node <= 2
     part = {key: column[kept] for key, column in table.items()}
     tokens = part["size"] / (2.0 * shape.n_embd)
     _add(found, file, part, file.stem, shape, part[by].astype(int), tokens, "tokens")

@@ -359,8 +359,11 @@ def fused(pool: Pool, corrections: Corrections, operators: Iterable[Operator]) -
 
 
 def _fuses_all_reduce(pool: Pool) -> bool:
-    """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
+    """As told, else by the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's
+    recipes)."""
     chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
+    if pool.engine.fuse_allreduce_rms is not None:
+        chosen = pool.engine.fuse_allreduce_rms
     linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
     return chosen and linked and 1 < pool.engine.tensor_parallel_size <= pool.device.gpus_per_domain
 
