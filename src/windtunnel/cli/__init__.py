@@ -103,7 +103,13 @@ def application(called: Container[str]) -> App:
         help_format="plaintext",
         version=__version__,
         config=(complete,),
-        default_parameter=Parameter(name_transform=word, consume_multiple=True, negative_iterable=(), negative_none=()),
+        default_parameter=Parameter(
+            name_transform=word,
+            consume_multiple=True,
+            negative_iterable=(),
+            negative_none=(),
+            allow_repeating=True,  # of a flag that is given twice the last one holds, as with vLLM
+        ),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )

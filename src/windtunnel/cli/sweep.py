@@ -3,28 +3,49 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, progress, show_json
+from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from windtunnel.metrics.comparison import Point
 
 DONE, MISSED = 0, 1
+MOST_RATES = 1000
+"""Rates that a range may have."""
 BAR = 24
 """Letters of the longest bar."""
 SERVED = 0.97
 """Share of the rate that a server which keeps up serves at least."""
 
 
+def numbers_of(_: Any, words: "Sequence[Token]") -> tuple[float, ...]:
+    """Numbers, each a word, or ``LOW:HIGH:STEP`` with both ends. Raises InputError for other words."""
+    found: list[float] = []
+    for word in words:
+        try:
+            low, *more = map(float, word.value.split(":"))
+            high, step = more or (low, 1.0)
+            steps = (high - low) / step if more else 0.0
+            if not 0 <= steps < MOST_RATES:
+                raise ValueError(word.value)
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"rates={word.value!r}: must be numbers, or LOW:HIGH:STEP, e.g. 2:10:2") from None
+        found += [low + place * step for place in range(int(steps + 1e-9) + 1)]
+    return tuple(found)
+
+
 def sweep(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
-    rates: Annotated[tuple[float, ...], Parameter(show_default=False, group=WORKLOAD)] = (),
+    rates: Annotated[tuple[float, ...], Parameter(show_default=False, group=WORKLOAD, converter=numbers_of)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
@@ -38,8 +59,8 @@ def sweep(
     Parameters
     ----------
     rates
-        Requests per second, several words; without them nine rates around what is served when all requests are there
-        at once.
+        Requests per second, several words, or LOW:HIGH:STEP; without them nine rates around what is served when all
+        requests are there at once.
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
     report

@@ -141,7 +141,8 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
     if asked and not stored:
         if asked != "fp8":
             raise InputError(
-                f"quantization={asked!r}: {model.name} is a 16-bit checkpoint; only 'fp8' is made on loading"
+                f"quantization={asked!r}: {model.name} is a 16-bit checkpoint; only 'fp8' is made on loading: for "
+                f"{asked} give that checkpoint's config.json as the model"
             )
         stored = Quantization("fp8")
     return model.with_quantization(stored and _computed(stored, device, engine))

@@ -71,6 +71,8 @@ class Progress:
     by_status: dict[str, int] = field(default_factory=dict)
     best: Entry | None = None
     lost_workers: int = 0
+    said: str = ""
+    """How far a search of pools has come, which counts no candidates."""
 
 
 Watch = Callable[[Progress], None]
@@ -166,8 +168,9 @@ def search_widening(
         InputError: none of the configurations can run, with the commonest reasons; and see ``search``.
         WorkerLost: see ``search``.
     """
-    if isinstance(space, PoolSpace) and isinstance(objective, Goodput) and top is not None:
-        return search_pools(space, question, objective, team=team, stop=stop)
+    if isinstance(space, PoolSpace) and isinstance(objective, Goodput) and top is not None and not others:
+        said = None if watch is None else (lambda text: watch(Progress(space.size, 0, said=text)))
+        return search_pools(space, question, objective, team=team, stop=stop, said=said)
     store = store or Store()
     before: SearchResult | None = None
     while True:

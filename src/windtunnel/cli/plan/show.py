@@ -76,8 +76,12 @@ def _lines(name: str) -> Watch:
             said = time.monotonic()
             decided = sum(progress.by_status.values())
             best = f", best so far {number(abs(progress.best.promise))}" if progress.best else ""
-            counted = f"{decided:,} of {progress.candidates:,} candidates decided, {progress.bounds:,} bounds"
-            sys.stderr.write(f"windtunnel: {name}: {counted}, {progress.trials:,} simulations{best}\n")
+            counted = (
+                progress.said
+                or f"{decided:,} of {progress.candidates:,} candidates decided, {progress.bounds:,} bounds"
+            )
+            counted += "" if progress.said else f", {progress.trials:,} simulations{best}"
+            sys.stderr.write(f"windtunnel: {name}: {counted}\n")
 
     return watch
 
@@ -98,6 +102,8 @@ def until(seconds: float | None) -> Iterator[Stop]:
 
 def view(name: str, progress: Progress) -> Group:
     """The progress as it is shown."""
+    if progress.said:
+        return Group(f"{name}: {progress.said}")
     decided = sum(progress.by_status.values())
     counted = ", ".join(f"{count:,} {WORDS[status]}" for status, count in sorted(progress.by_status.items()))
     lines = [
