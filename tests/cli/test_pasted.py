@@ -50,10 +50,10 @@ def test_bad_lines_are_one_line(words: list[str], says: str, capsys: pytest.Capt
     assert says in last
 
 
-def test_a_command_for_one_server_takes_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_takes_sides(capsys: pytest.CaptureFixture[str]) -> None:
     sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: vllm serve Qwen/Qwen3-8B")]
-    assert main(["serve", *sides]) == 2
-    assert "prefill and decode pools: not served live" in capsys.readouterr().err
+    assert main(["serve", *sides, "--port", "0", "--store", "tier=host capacity=1e9"]) == 2
+    assert "store: served live behind mixed pools" in capsys.readouterr().err
 
 
 def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_what_the_host_memory_of_sglang_is_not() -> None:
         with pytest.raises(InputError, match="SGLang's HiCache is"):
             require_taking((stores,), (Sglang(),))
     with pytest.raises(InputError, match="on_eviction=true: simulated with SGLang's scheduler"):
-        require_taking(((Store(ratio=2, on_eviction=True),),), (VllmV1(),))
+        require_taking(((Store(ratio=2, on_eviction=True),),), (VllmV1(prefix_caching=True),))
     with pytest.raises(InputError, match="without capacity"):
         Store(ratio=2, capacity=1e9)
 

@@ -140,13 +140,9 @@ def _let_come(state: State, rows: NDArray[np.int64], times: NDArray[np.float64])
 @part
 def add_release(state: State, time: float, r: int) -> None:
     """Request ``r`` will be released at ``time``: push it into the heap of (time, request)."""
+    heap = state.releases
+    i = state.counters[RELEASES]
     state.counters[RELEASES] += 1
-    rise(state.releases, state.counters[RELEASES] - 1, time, r)
-
-
-@part
-def rise(heap: Array, i: int, time: float, r: int) -> None:
-    """Put this release at place ``i`` of the heap, or above, where it is earlier than those there."""
     while i > 0:
         parent = heap[(i - 1) >> 1]
         if parent.time < time or (parent.time == time and parent.request < r):
@@ -227,7 +223,9 @@ def wants_place(state: State, r: int, limit: int) -> bool:
     if state.requests[r].state == ADMITTED:
         return True
     if state.play.counts[LANES] > 0:
-        note_coming(state.play, r)
+        state.play.came[r] = 1
+        if state.play.session[r] != NONE:
+            state.play.going[state.play.session[r]] += 1
     if limit == 0 or counters[IN_FLIGHT] < limit:
         counters[IN_FLIGHT] += 1
         return True
@@ -251,7 +249,6 @@ def complete(state: State, r: int, time: float) -> None:
         if waits.left[following] == 0:
             add_release(state, time + state.think_time[following], following)
     if state.play.counts[LANES] > 0:
-        note_end_in_session(state, state.play, r, time)
         end_in_session(state, state.play, r, time)
     if state.requests[r].state == REFUSED:
         return
@@ -304,42 +301,28 @@ def begin_session(state: State, play: Play, s: int, time: float) -> None:
 
 
 @part
-def note_coming(play: Play, r: int) -> None:
-    """A request of a session comes."""
-    play.came[r] = 1
-    if play.session[r] != NONE:
-        play.going[play.session[r]] += 1
-
-
-@part
-def note_end_in_session(state: State, play: Play, r: int, time: float) -> None:
-    """A request of a session has ended. Where nothing of it is in flight, all that is to come of it comes as much
-    earlier as the next one waits longer than TREE_GAP."""
-    s = play.session[r]
-    if s == NONE:
-        return
-    play.going[s] -= play.came[r]
-    if play.going[s] > 0 or state.clocks[TREE_GAP] == np.inf:
-        return
-    heap, first = state.releases, np.inf
-    for k in range(state.counters[RELEASES]):
-        if play.session[heap[k].request] == s:
-            first = min(first, heap[k].time)
-    early = first - (time + state.clocks[TREE_GAP])
-    if first < np.inf and early > 0.0:
-        for k in range(state.counters[RELEASES]):  # those before k stay in order when it rises
-            if play.session[heap[k].request] == s:
-                rise(heap, k, heap[k].time - early, heap[k].request)
-
-
-@part
 def end_in_session(state: State, play: Play, r: int, time: float) -> None:
-    """A request has ended; if it was the last of its session, the next one in the queue takes its place."""
+    """A request has ended; if it was the last of its session, the next one in the queue takes its place. Where nothing
+    of it is in flight, all that is to come of it comes as much earlier as the next one waits longer than TREE_GAP."""
     s = play.session[r]
     if s == NONE:
         return
     play.left[s] -= 1
+    play.going[s] -= play.came[r]
     if play.left[s] > 0:
+        heap, size, first = state.releases, state.counters[RELEASES], np.inf
+        if play.going[s] > 0 or state.clocks[TREE_GAP] == np.inf:
+            return
+        for k in range(size):
+            if play.session[heap[k].request] == s:
+                first = min(first, heap[k].time)
+        early = first - (time + state.clocks[TREE_GAP])
+        if first < np.inf and early > 0.0:
+            for k in range(size):  # as if those before k were all: they stay in order
+                if play.session[heap[k].request] == s:
+                    state.counters[RELEASES] = k
+                    add_release(state, heap[k].time - early, heap[k].request)
+            state.counters[RELEASES] = size
         return
     s = play.counts[QUEUE_HEAD]
     if s == NONE:

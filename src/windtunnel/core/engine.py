@@ -174,6 +174,11 @@ class Demand:
         return np.append(0, np.cumsum(before != NONE)), before[before != NONE]
 
     @property
+    def unknown(self) -> bool:
+        """Whether these are places for requests of which nothing is known before they come."""
+        return bool(np.isnan(self.arrival).all())
+
+    @property
     def knows_contents(self) -> bool:
         """Whether anything is known of what prompts share."""
         return self.hash_ids is not None or self.begins is not None

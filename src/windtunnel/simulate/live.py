@@ -13,6 +13,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.policy import VllmV1
 from windtunnel.policy.routing import SCORED
 from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.disaggregation import routers_of, sending_of
@@ -117,16 +118,17 @@ def live(
         overheads: of the host.
 
     Raises:
-        InputError: it cannot be served live: stores, autoscalers that know what is to come, and prefill and decode
-            pools whose replicas fail or scale.
+        InputError: it cannot be served live: stores but those of vLLM's v1 in mixed pools, autoscalers that know what
+            is to come, and prefill and decode pools whose replicas fail or scale.
     """
     places = list(ROLES)
     pools = sorted(deployment.pools, key=lambda pool: places.index(pool.role))
     deployment = replace(deployment, pools=tuple(pools))
     routers = routers_of(deployment)
     policies = schedulers_of(deployment)
-    if any(pool.stores for pool in deployment.pools):
-        raise InputError("store: not served live; leave it out")
+    behind_vllm = not deployment.disaggregated and all(isinstance(policy, VllmV1) for policy in policies)
+    if any(pool.stores for pool in deployment.pools) and not behind_vllm:
+        raise InputError("store: served live behind mixed pools of vLLM's v1 engine; leave it out")
     scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
     if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):
         raise InputError("autoscale: policy=foresight knows what is to come, and a server does not: use planner")

@@ -7,6 +7,7 @@ import numpy as np
 from windtunnel.core.dispatch import kinds_of, several
 from windtunnel.core.engine import Fleet
 from windtunnel.core.records import NONE, State
+from windtunnel.core.stores import chunks
 from windtunnel.core.texts.owners import Texts
 
 
@@ -77,6 +78,8 @@ class Contents:
         else:
             cache = self._with_names(_roomy(extra.cache, tables=self._tables.end), r, names, first)
             state.requests[r]["table"] = table
+        if getattr(extra, "stores", None) is not None:
+            chunks.renew(extra.stores, r, len(names) * self.size)
         return extra if cache is extra.cache else extra._replace(cache=cache)
 
     def _held(

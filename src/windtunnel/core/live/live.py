@@ -21,7 +21,7 @@ from windtunnel.core.fleet.service import Service
 from windtunnel.core.fleet.tail import ENOUGH, Tail
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.live.contents import Contents
-from windtunnel.core.live.slots import grown, named, nobody
+from windtunnel.core.live.slots import grown, linked, named, nobody
 from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS, Told
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
@@ -176,7 +176,8 @@ class Live(Service):
             self._write_for_router(r, request.session)
         if self._contents:
             lengths = request.prompt_tokens, request.output_tokens
-            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
+            written = self._contents.write(self.state, r, *lengths, request.hash_ids)
+            self.state = written if written is self.state else linked(written)
         self.blank.requests[r] = self.state.requests[r]
         self.place.pop(r, None)
         self.retried.pop(r, None)
@@ -302,7 +303,8 @@ class Live(Service):
             known = max(int(request["generated"][0]), int(self.told.given[r]))
             request["output"] = min(int(request["output"][0]), known + 1)
             request["overruns"] = True
-            if np.isnan(request["scheduled"][0]) and (i == NONE or not self._lands_in(i)):
+            untouched = self.state.stores is None or self.state.stores.rows["looked"][r] == NONE
+            if np.isnan(request["scheduled"][0]) and untouched and (i == NONE or not self._lands_in(i)):
                 request["prompt"] = 1
         for name in ("output", "overruns"):
             self.blank.requests[name][r] = request[name][0]
@@ -418,7 +420,7 @@ class Live(Service):
             new_state(self.fleet, nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
         )
         self.blank.requests = grown(self.blank.requests, small.requests, large.requests.copy())
-        self.state = grown(self.state, small, large)
+        self.state = linked(grown(self.state, small, large))
         self.told = self.told._replace(given=np.concatenate([self.told.given, np.zeros(before, dtype=np.int64)]))
         self._gone_at = np.concatenate([self._gone_at, np.zeros(before)])
         self._keep_ends()

@@ -7,13 +7,16 @@ import numpy as np
 from windtunnel.core.dispatch import several
 from windtunnel.core.engine import Demand, Fleet, Integers
 from windtunnel.core.records import State
-from windtunnel.core.routing import ACCEPTED, note_departures, note_first_tokens
+from windtunnel.core.routing import ACCEPTED, between_caches, note_departures, note_first_tokens
 from windtunnel.core.seats import WHO
+from windtunnel.core.stores import chunks
 
 
 def named(state: State, fleet: Fleet, time: float) -> Integers:
     """Requests, ended or not, that a scheduler or the router still names at a time that the loop has reached."""
     found = [_of_scheduler(extra) for extra in (state.extra if several(state.extra) else (state.extra,))]
+    if state.stores is not None:
+        found += [owners(chunks.held_keys(state.stores)), chunks.to_be_written(state.stores, state.lanes)]
     if any(policy.recalls_the_ended for policy in fleet.policies):
         found.append(state.seats[:, WHO].ravel())
     if state.routing is not None:
@@ -81,6 +84,14 @@ def grown(old: Any, small: Any, large: Any) -> Any:
         return old
     large[tuple(map(slice, old.shape))] = old
     return large
+
+
+def linked(state: State) -> State:
+    """The state, after some of its arrays have been replaced by others: what stands in two places is one."""
+    extras = state.extra if several(state.extra) else (state.extra,)
+    whole = tuple(chunks.with_cache_of(extra) for extra in extras)
+    extra = whole if several(state.extra) else whole[0]
+    return state._replace(extra=extra, stores=chunks.stores_in(extra), routing=between_caches(state.routing, extra))
 
 
 def nobody(slots: int, size: int) -> Demand:

@@ -67,6 +67,9 @@ COUNT: Fields = [("key", np.int64), ("count", np.int64)]  # a count of 0: the en
 SAVE: Fields = [("time", np.float64), ("request", np.int64), ("tokens", np.int64)]
 """The first ``tokens`` of a request are computed at ``time``."""
 
+MOST = 1 << 22
+"""Chunks of a store whose requests are not known before they come."""
+
 OF_REQUEST: Fields = [
     ("until", np.float64),  # when the KV that it waits for is here
     *(
@@ -172,10 +175,14 @@ def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Store
         return None
     tiers, ports = _layout(fleet, lanes)
     tokens = demand.prompt_tokens + demand.output_tokens
+    longest = int(tokens.max(initial=0))
+    if demand.unknown:
+        _require_bounded(tiers)
+        longest = max(limits.max_model_len for limits in fleet.limits)
     stores = records(len(tiers), STORE)
     items = slots = counts = 0
     for store, tier in zip(stores, tiers, strict=True):
-        possible = int((tokens // tier.chunk_tokens).sum())
+        possible = MOST if demand.unknown else int((tokens // tier.chunk_tokens).sum())
         held = min(tier.chunks, possible) + 1
         store["block_size"], store["chunks"], store["lru"] = tier.chunk_tokens, tier.chunks, tier.eviction == "lru"
         store["write_after"] = tier.write_after
@@ -196,11 +203,45 @@ def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Store
         counts=attributes(records(counts, COUNT)),
         rows=attributes(rows),
         saves=attributes(np.zeros((len(lanes), 4 * most + 4), dtype=records(0, SAVE).dtype)),
-        keys=np.zeros(int(tokens.max(initial=0)) // smallest + 1, dtype=np.int64),
+        keys=np.zeros(longest // smallest + 1, dtype=np.int64),
         cache=cache,
     )
     for number in range(len(tiers)):
         empty(found, number)
+    return found
+
+
+def _require_bounded(tiers: Sequence[Any]) -> None:
+    """Raise InputError for stores that may grow for ever, or are larger than one of unknown requests may be."""
+    for tier in tiers:
+        if tier.chunks > MOST:
+            raise InputError(f"store: {tier.chunks} chunks: a live one keeps {MOST} at most: give less capacity")
+        if tier.write_after:
+            raise InputError(f"store: write_after={tier.write_after}: live, everything is written: leave it out")
+
+
+def with_cache_of(extra: Any) -> Any:
+    """What a scheduler keeps, its stores with the cache that it has by now."""
+    if getattr(extra, "stores", None) is None or extra.stores.cache is extra.cache:
+        return extra
+    return extra._replace(stores=extra.stores._replace(cache=extra.cache))
+
+
+def renew(stores: Stores, r: int, shared: int) -> None:
+    """Another request stands in row ``r``, whose text others may share up to ``shared`` tokens."""
+    stores.rows[r] = np.zeros((), dtype=stores.rows.dtype)
+    stores.rows["looked"][r], stores.rows["shared"][r] = NONE, shared
+
+
+def to_be_written(stores: Stores, lanes: Any) -> NDArray[np.int64]:
+    """Requests whose tokens are still to be written."""
+    waiting = [stores.saves["request"][lane["number"]][: lane["saves"]] for lane in lanes]
+    return np.concatenate(waiting)
+
+
+def held_keys(stores: Stores) -> NDArray[np.int64]:
+    """Keys of all chunks that stores have."""
+    found: NDArray[np.int64] = np.asarray(stores.items["key"])[stores.slots[stores.slots != NONE]]
     return found
 
 
