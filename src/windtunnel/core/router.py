@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.core.compiled import part
 from windtunnel.core.hooks import call_route_score
-from windtunnel.core.records import HANDED, LOOKED_AT, NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, Pool, State
+from windtunnel.core.records import HANDED, LOOKED_AT, NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, State
 from windtunnel.core.routing import by_formula, by_session
 from windtunnel.policy import routing
 
@@ -147,57 +147,34 @@ def lowest_score(lanes: Array, replicas: Array, there: Array) -> int:
 
 
 @part
-def still_there(state: State, lane: Lane, server: int, time: float) -> int:
-    """Requests of an API server that are in a lane at ``time``: those that leave at its boundary, when that lies
-    after, are there still."""
-    count = lane.in_flight[server]
-    if state.groups[lane.group].now > time:
-        r = lane.left
-        for _ in range(lane.released):
-            count += state.requests[r].server == server
-            r = state.requests[r].next
-    return count
-
-
-@part
-def score_of_rank(state: State, pool: Pool, i: int, server: int, time: float) -> float:
-    """What an API server of vLLM goes by; the lowest gets the request (vllm/v1/engine/core_client.py,
-    DPLBAsyncMPClient).
-
-    Each knows what it has sent since the last look, and takes the others for as busy. Up to 0.26 4 · waiting + running;
-    since 0.27 at least its own requests in flight, and a queue counts more where memory is short.
-    """
-    lane = state.lanes[i]
-    waiting = lane.seen_waiting - lane.told + pool.servers * lane.sent[server]
-    if not pool.counts_in_flight:
-        return 4.0 * waiting + lane.seen_running
-    known = max(pool.servers * still_there(state, lane, server, time), waiting + lane.seen_running)
-    return known + 6.0 * waiting * max(0.0, lane.seen_usage - 0.5)
-
-
-@part
 def choose_lane(state: State, first: int, last: int, r: int, time: float) -> int:
-    """vLLM's balancer inside a replica: the rank with the lowest score, the first of equals from where the API server
-    begins: each elsewhere, and since 0.27 with the next rank after every request."""
+    """What an API server of vLLM does with a request of a replica with several ranks (vllm/v1/engine/core_client.py,
+    DPLBAsyncMPClient): the rank with the lowest score gets it, the first of equals from where the server begins: each
+    elsewhere, and since 0.27 with the next rank after every request.
+
+    Each server knows what it has sent since the last look, and takes the others for as busy. Up to 0.26 the score is
+    4 · waiting + running; since 0.27 at least its own requests in flight, and a queue counts more where memory is
+    short. Those that leave at a lane's boundary, when that lies after ``time``, are in flight still.
+    """
     pool = state.pools[state.groups[state.lanes[first].group].pool]
     server, count = state.requests[r].server, last - first
     begin = count * server // pool.servers + pool.counts_in_flight * state.lanes[first].rotation[server]
     best, lowest = first, np.inf
     for k in range(count):
-        i = first + (begin + k) % count
-        score = score_of_rank(state, pool, i, server, time)
+        lane = state.lanes[first + (begin + k) % count]
+        waiting = lane.seen_waiting - lane.told + pool.servers * lane.sent[server]
+        score = 4.0 * waiting + lane.seen_running
+        if pool.counts_in_flight:
+            in_flight, left = lane.in_flight[server], lane.left
+            for _ in range(lane.released if state.groups[lane.group].now > time else 0):
+                in_flight += state.requests[left].server == server
+                left = state.requests[left].next
+            known = max(pool.servers * in_flight, waiting + lane.seen_running)
+            score = known + 6.0 * waiting * max(0.0, lane.seen_usage - 0.5)
         if score < lowest:
-            best, lowest = i, score
+            best, lowest = first + (begin + k) % count, score
     state.lanes[first].rotation[server] = (state.lanes[first].rotation[server] + 1) % count
     return best
-
-
-@part
-def take_in(state: State, lane: Lane, r: int, uniform: float) -> None:
-    """One of the replica's API servers takes the request in, whichever is free first: drawn evenly here, from digits of
-    the number which a random router does not look at."""
-    servers = state.pools[state.groups[lane.group].pool].servers
-    state.requests[r].server = int((uniform * DIGITS) % 1.0 * servers)
 
 
 @part
@@ -244,7 +221,9 @@ def choose(state: State, router: int, r: int, time: float) -> int:
         if replica == NONE:
             return NONE
     first, last = replicas[replica], replicas[replica + 1]
-    take_in(state, lanes[first], r, drawn(state, k))
+    # Whichever API server is free takes it in: drawn evenly here, from digits that no router looks at.
+    servers = state.pools[state.groups[lanes[first].group].pool].servers
+    state.requests[r].server = int((drawn(state, k) * DIGITS) % 1.0 * servers)
     lane = choose_lane(state, first, last, r, time) if last - first > 1 else first
     lanes[lane].seen_waiting += 1
     lanes[lane].told += 1
