@@ -45,6 +45,12 @@ def test_compose() -> None:
     assert (line.model, line.flags, line.env) == ("Qwen/Qwen3-8B", {"tensor-parallel-size": 2}, {"VLLM_USE_V1": "1"})
 
 
+@pytest.mark.parametrize("words", ["deploy: {replicas: 2}", "scale: 2"])
+def test_copies_of_a_compose_service(words: str) -> None:
+    (line,) = read_source(f"services:\n  vllm:\n    command: vllm serve Qwen/Qwen3-8B\n    {words}\n")
+    assert line.replicas == 2
+
+
 def test_kubernetes(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(KUBERNETES)
     (line,) = read_source(str(tmp_path / "deployment.yaml"))

@@ -106,8 +106,12 @@ def _facts(line: Line, around: Mapping[str, Any]) -> dict[str, Any]:
 
 def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = dict(around)
-    if isinstance(node.get("replicas"), int):
-        found["replicas"] = max(1, node["replicas"])
+    counts = node.get("replicas")
+    if "compose" in around:  # a service says it in either way
+        deploy = node.get("deploy")
+        counts = deploy.get("replicas") if isinstance(deploy, Mapping) and "replicas" in deploy else node.get("scale")
+    if isinstance(counts, int):
+        found["replicas"] = max(1, counts)
     kind = str(node.get("subComponentType") or node.get("type") or node.get("name") or name).lower()
     for role in ("prefill", "decode"):
         if role in kind:
