@@ -145,6 +145,9 @@ def check(
     if not len(kept):
         return
     uniforms = uniforms[: len(kept)]
+    if demand.max_tokens is not None:  # as servers cut them, so that only those overrun which end before
+        longest = min(limits.max_model_len for limits in fleet.limits)
+        demand = replace(demand, max_tokens=np.minimum(demand.max_tokens, longest - demand.prompt_tokens))
     client, arrived = Client(fleet, demand, router, uniforms, slots), []
     for i in np.argsort(demand.arrival, kind="stable").tolist():
         time = float(demand.arrival[i])
