@@ -291,7 +291,7 @@ def of_role(fleet: Fleet, role: str) -> Integers:
 
 def pools_of(fleet: Fleet, which: Integers) -> Fleet:
     """Some pools of a fleet."""
-    names = (*OF_POOLS, "tiers") if fleet.tiers else OF_POOLS
+    names = (*OF_POOLS, *(name for name in ("tiers", "balancers") if getattr(fleet, name)))
     columns: dict[str, Any] = {name: tuple(getattr(fleet, name)[i] for i in which) for name in names}
     return replace(fleet, **columns)
 

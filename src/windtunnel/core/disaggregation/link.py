@@ -95,20 +95,16 @@ class Transfers(NamedTuple):
 
 
 @part
-def place_of(transfers: Transfers, row: int) -> int:
-    """The place of row ``row`` of the requests: those of prefill lanes come first."""
-    n = len(transfers.handed)
-    return int(transfers.handed[row % n].number) + (row // n << 48)
-
-
-@part
 def precedes(transfers: Transfers, event: Any, time: float, kind: int, r: int) -> bool:
-    """Whether an event comes before another one."""
+    """Whether an event comes before another one: of equal ones that of a prefill lane, then of the earlier request."""
     if event.time != time:
         return bool(event.time < time)
     if event.kind != kind:
         return bool(event.kind < kind)
-    return place_of(transfers, event.request) < place_of(transfers, r)
+    n = len(transfers.handed)
+    if event.request // n != r // n:
+        return bool(event.request < r)
+    return bool(transfers.handed[event.request % n].number < transfers.handed[r % n].number)
 
 
 @part

@@ -22,8 +22,8 @@ def events_of(transfers: Transfers) -> NDArray[Any]:
 def set_events(transfers: Transfers, events: NDArray[Any]) -> None:
     """In their order, which is one of a heap."""
     handed: Any = transfers.handed
-    places = handed["number"][events["request"] % len(handed)] + (events["request"] // len(handed) << 48)
-    order = np.lexsort((places, events["kind"], events["time"]))
+    side, r = np.divmod(events["request"], len(handed))
+    order = np.lexsort((handed["number"][r], side, events["kind"], events["time"]))
     transfers.events[: len(events)] = events[order]
     transfers.counts[EVENTS] = len(events)
 
