@@ -385,7 +385,7 @@ def _transfers(fleet: Fleet, demand: Demand, crossing: Crossing) -> Transfers:
     }
     for name, value in values.items():
         settings[name] = value
-    counts[NEXT] = NONE
+    counts[NEXT], handed["number"] = NONE, np.arange(n)
     return Transfers(
         rules=attributes(settings),
         handed=attributes(handed),

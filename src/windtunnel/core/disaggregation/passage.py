@@ -137,7 +137,6 @@ def first_to_leave(state: State, i: int) -> int:
 def begin(state: State, transfers: Transfers) -> None:
     """No request has come yet."""
     for r in range(len(transfers.handed)):
-        transfers.handed[r].number = r
         begin_request(state, transfers, r)
 
 
