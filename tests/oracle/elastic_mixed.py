@@ -1,6 +1,6 @@
 """Replicas that start, drain, fail and come back: the event loop of mixed pools with autoscalers and faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from oracle.elastic.roster import PoolOf, Roster, crews_of
 from oracle.loop import Loop, Replica, Router, Stage
@@ -8,6 +8,7 @@ from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.sessions import Sessions
 from oracle.vllm_v1.request import Request
+from windtunnel.policy.routing import RankBalancer
 from windtunnel.policy.scaling import Failure, Lives
 
 
@@ -29,8 +30,10 @@ class Elastic(Loop):
         think_time: list[float] | None = None,
         max_concurrency: int = 0,
         turnaround: list[float] | None = None,
+        rules: RankBalancer | None = None,
+        uniforms: Sequence[float] = (0.0,),
     ) -> None:
-        clients = (follow, think_time, max_concurrency, turnaround)
+        clients = (follow, think_time, max_concurrency, turnaround, rules, uniforms)
         replicas = [make(j) for j in range(sum(pool.replicas for pool in pools))]
         super().__init__(replicas, router, requests, *clients)
         self.make, self.on_failure = make, on_failure

@@ -8,6 +8,7 @@ import numpy as np
 from oracle.elastic_mixed import Elastic
 from oracle.loop import Loop
 from oracle.mixed_records import (
+    balancer_of,
     clients_of,
     maker,
     no_collection,
@@ -41,7 +42,9 @@ def _run_mixed(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Reco
     make = maker(fleet, shelf)
     replicas = [make(number) for number in range(sum(fleet.replicas))]
     requests = requests_of(demand, fleet.policies)
-    loop = Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand))
+    numbers = uniforms.tolist()
+    clients = *clients_of(demand), balancer_of(fleet), numbers
+    loop = Loop(replicas, router_of(fleet, demand, router, numbers), requests, *clients)
     loop.run()
     require_scheduled(loop, requests)
     return replace(record_of(requests, replicas), tiers=used_tiers(shelf))
@@ -58,6 +61,8 @@ def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float
         list(fleet.failures),
         fleet.on_failure,
         *clients_of(demand),
+        balancer_of(fleet),
+        uniforms,
     )
     loop.run()
     require_scheduled(loop, requests)

@@ -135,6 +135,12 @@ def _before(demand: Demand) -> dict[int, int]:
     return {r: parents[a] for r, (a, b) in enumerate(pairwise(offsets)) if b > a}
 
 
+def balancer_of(fleet: Fleet) -> routing.RankBalancer:
+    """What balances the ranks of its replicas, in all pools alike."""
+    (found,) = set(fleet.balancers) or {routing.RankBalancer()}
+    return found
+
+
 def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Router:
     """The router as the oracle has it; arguments as for the core.
 

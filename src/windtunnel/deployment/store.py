@@ -31,8 +31,6 @@ class Store:
     """``host``: memory behind PCIe; ``disk``; ``shared``: a pool of memory in the network, one for all replicas."""
     capacity: float = 0.0
     """Bytes: of each replica, or of all together where they share it."""
-    ratio: float = 0.0
-    """Instead of ``capacity``: as many times what the replica's GPUs keep (SGLang's ``hicache_ratio``)."""
     read: float = 0.0
     """Bytes/s of a replica; 0: as its GPUs' PCIe (host) or network (shared) has it."""
     write: float = 0.0
@@ -47,13 +45,15 @@ class Store:
     """Write a chunk only after it has been looked for so often (vLLM's ``store_threshold``); 0: at once."""
     shared_by: Sharing | None = None
     """Who finds what one wrote: the ranks of a replica (host, disk), a pool, or the deployment (shared)."""
-    on_eviction: bool = False
-    """Write a chunk only when the GPUs give it up (SGLang's ``write_back``)."""
     generated: bool = False
     """Write what is generated as well, and not prompts alone (vLLM's ``offload_prompt_only=false``; the
     ``save_decode_cache`` of LMCache and Mooncake Store)."""
     pool: str = ""
     """The pool behind which it stands, by its name, or ``all``; without it all that compute prompts."""
+    ratio: float = 0.0
+    """Instead of ``capacity``: as many times what the replica's GPUs keep (SGLang's ``hicache_ratio``)."""
+    on_eviction: bool = False
+    """Write a chunk only when the GPUs give it up (SGLang's ``write_back``)."""
 
     def __post_init__(self) -> None:
         require_words(self, " of a store")
