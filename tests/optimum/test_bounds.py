@@ -84,7 +84,7 @@ def sglang_scheduler(seed: int) -> None:
     limits = replace(case.limits, max_num_batched_tokens=tokens)
     rounds = {"max_num_batched_tokens": tokens, "max_num_seqs": limits.max_num_seqs, "max_model_len": 200}
     times = linear(0.5, 0.01, 0.001, 1e-5, per_expert_token=0.01, ranks=case.lanes, **rounds)
-    case = replace(case, policy=policy, limits=limits, times=times, max_concurrency=0)
+    case = replace(case, policy=policy, limits=limits, times=times, max_concurrency=0, tiers=())
     record = sglang.by_core(case)
     no_less_than_bounds(case, record.requests, record.requests["output"].astype(np.int64))
 

@@ -120,7 +120,8 @@ class Balancer:
             return 4 * waiting + running
         group, i = self.replicas[replica].ranks[rank]
         scheduler: Any = group.schedulers[i]
-        there = [one for one in [*scheduler.waiting, *scheduler.running] if one.server == server]
+        places = scheduler.waiting, scheduler.running, getattr(scheduler, "leaving", ())
+        there = [one for place in places for one in place if one.server == server]
         short = max(0.0, self.usage[replica][rank] - 0.5)
         return max(self.rules.servers * len(there), waiting + running) + 6.0 * waiting * short
 

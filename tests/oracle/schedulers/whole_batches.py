@@ -29,9 +29,14 @@ class Scheduler:
         return len(self.waiting)
 
     @property
-    def num_running(self) -> int:
+    def running(self) -> list[Request]:
         """Requests of the batch whose answers have not left."""
-        return sum(not request.finished for request in self.batch)
+        return [request for request in self.batch if not request.finished]
+
+    @property
+    def num_running(self) -> int:
+        """How many they are."""
+        return len(self.running)
 
     def add(self, request: Request) -> None:
         """A request arrives."""
