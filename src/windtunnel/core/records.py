@@ -37,7 +37,7 @@ before; AT_DOOR: it waits until there is one. What a running request does, its s
 Fields = list[tuple[str, type[np.generic]] | tuple[str, type[np.generic], tuple[int]]]
 
 MOST_SERVERS = 64
-"""API servers of a replica that are told apart; more are taken for so many."""
+"""API servers of a replica that are counted one by one; a replica with more is treated as having this many."""
 
 
 def _integers(*names: str) -> Fields:

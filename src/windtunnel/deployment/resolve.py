@@ -334,7 +334,7 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
 
 
 def _require_additions(engine: Engine, model: Model, device: Device) -> None:
-    """What a server loads besides its model: a draft head, LoRA adapters."""
+    """Checks what a server loads in addition to its model: a draft head, LoRA adapters."""
     if engine.speculative_model:
         head = draft_head(model, engine.speculative_model)
         _require_mixer(head.layer, engine.tensor_parallel_size, device, model)

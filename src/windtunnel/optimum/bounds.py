@@ -80,8 +80,8 @@ def bounds(problem: Problem, engines: int = 1, cached: bool = False) -> Bounds:
 
 
 def _mean_tpot(problem: Problem, costs: tuple[Cost, ...], cached: bool) -> float:
-    """Each token after the first takes a batch of its own, which computes it and reads its context at least; a request
-    that is served alone takes no longer."""
+    """Least mean seconds per token after the first: each takes at least a batch that computes one token and reads the
+    request's context. A request that is served alone reaches it."""
     prompt, output = (of[problem.output_tokens > 1] for of in (problem.prompt_tokens, problem.output_tokens))
     if not len(output):
         return 0.0

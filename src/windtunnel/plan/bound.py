@@ -55,7 +55,7 @@ def step_bound(times: BatchTimes) -> StepBound:
     above zero, the flat one and the one from the origin. Prefill attention counts as nothing."""
     tokens = np.minimum(times.decode_tokens, times.mixed_tokens)[1:]
     sizes = np.arange(1, len(tokens) + 1, dtype=np.float64)
-    corner = _hull(sizes, tokens)
+    corner = lower_hull(sizes, tokens)
     slope = np.diff(tokens[corner]) / np.diff(sizes[corner])
     start = tokens[corner][:-1] - slope * sizes[corner][:-1]
     kept = (slope >= 0) & (start >= 0)
@@ -80,7 +80,7 @@ def _per_kv_token(times: BatchTimes) -> float:
     return float((times.decode_attention[1:, 1:] / (decodes[:, None] * contexts[None, :])).min())
 
 
-def _hull(x: Floats, y: Floats) -> NDArray[np.int64]:
+def lower_hull(x: Floats, y: Floats) -> NDArray[np.int64]:
     """Corners of the lower convex hull of points whose x grows (Andrew's monotone chain).
 
     What is not below the line between its neighbours is no corner, so all such points are taken out first, together,

@@ -20,8 +20,8 @@ MOST_BLOCKS = 1 << 20
 
 class Recorder:
     """Writes each request that has ended as a line, in the order of their arrivals: with which earlier one its prompt
-    begins, and, where that includes its answer, how long after its end the request came. It then waits for the answers
-    of its session, too, that ended since that one came and that nobody has gone on from: a join waits for its branches.
+    begins, and, where that includes its answer, how long after its end the request came. Then it also waits for the
+    session's answers that ended since that one came and that no request continues: a join waits for its branches.
 
     What a client has left behind has the tokens that were computed for it; what it left while it waited is left out,
     because nothing was computed of it.

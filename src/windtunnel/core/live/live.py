@@ -467,11 +467,14 @@ class Live(Service):
             course = course.copy()
             course[CAME], course[LAST] = 0, len(self.state.groups)
         arrivals = self.arrivals if arrivals is None else arrivals
-        routers = self.router, self.router
-        while (
-            self._loop(self.state, self.order, course, arrivals, None, None, routers, 0, until, None, self.told) == FULL
-        ):
+        while self._turn(course, arrivals, until) == FULL:
             self._make_room()
+
+    def _turn(self, course: Integers, arrivals: Integers, until: float) -> int:
+        """Call the loop; what it returns."""
+        routers = self.router, self.router
+        args = self.state, self.order, course, arrivals, None, None, routers, 0, until, None, self.told
+        return int(self._loop(*args))
 
     def _some_left(self, time: float) -> bool:  # noqa: ARG002 - others may always come
         return True

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.disaggregation.handover import Crossing, Passing, prepared
+from windtunnel.core.disaggregation.handover import Crossing, prepared
 from windtunnel.core.disaggregation.link import BEGUN, EVENTS, NEXT
 from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.disaggregation.passage import begin_request
@@ -21,8 +21,7 @@ from windtunnel.core.fleet.remains import Blank
 from windtunnel.core.live.live import DRAWN, MOST, Account, Arrival, Live, Stream
 from windtunnel.core.live.slots import named, nobody
 from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS
-from windtunnel.core.loop import FULL
-from windtunnel.core.records import CAME, GONE, JUMPS, LAST, NONE, ROUTED, State
+from windtunnel.core.records import GONE, JUMPS, NONE, ROUTED, State
 from windtunnel.core.routing import between_caches, forget_replica
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Routing
@@ -62,7 +61,7 @@ class LivePools(Live):
         demand = nobody(slots, self.size)
         numbers = np.stack([stream.random(DRAWN) for stream in between.streams])
         passing = prepared(fleet, demand, between.routers, numbers, between.crossing, between.decode_router)
-        self.passing, self.fleet, self.state, self.sides = passing, passing.fleet, passing.state, passing.sides
+        self.fleet, self.state, self.sides, self._stages = passing.fleet, passing.state, passing.sides, passing.stages
         self.transfers, self.order, self.course = passing.transfers, passing.order, passing.course
         self._plain = self.transfers._replace(
             **{name: getattr(self.transfers, name).view(np.recarray) for name in ("rules", "handed")}
@@ -94,20 +93,10 @@ class LivePools(Live):
         """The state as the router of new requests sees it."""
         return self.views[0]
 
-    def _make(self, until: float, arrivals: Integers | None = None) -> None:
-        passing: Passing = self.passing
-        course = self.course
-        if arrivals is not None:
-            course = course.copy()
-            course[CAME], course[LAST] = 0, len(self.state.groups)
-        arrivals = self.arrivals if arrivals is None else arrivals
+    def _turn(self, course: Integers, arrivals: Integers, until: float) -> int:
         first, second = self.views
-        while True:
-            args = first, self.order, course, arrivals, self.transfers, second, self.between.routers, 0, until
-            if self._loop(*args, passing.stages, self.told) != FULL:
-                return
-            self._make_room()
-            first, second = self.views
+        args = first, self.order, course, arrivals, self.transfers, second, self.between.routers, 0, until
+        return int(self._loop(*args, self._stages, self.told))
 
     def _draw(self) -> None:
         for k, side in enumerate(self.sides):

@@ -232,7 +232,7 @@ class Asked:
         return 0
 
     def _allocated(self, i: int, one: Any, tokens: int) -> int:
-        """Blocks that a request is to hold once so many more of its tokens are computed."""
+        """Blocks that a request must hold once this many more of its tokens are computed."""
         least = self.limits[i].blocks(one.num_computed_tokens + tokens)
         found = self._asked(self.rules[i].allocate, one, least)
         if type(found) is not int or found < least:

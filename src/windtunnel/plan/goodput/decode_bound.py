@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import entry
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.plan.bound import lower_hull
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -93,16 +94,8 @@ def lines_under(times: BatchTimes, ranks: int) -> Lines:
 def hull_lines(x: Integers, y: Floats) -> list[tuple[float, float]]:
     """(start, slope) of the lines under points: edges of their lower convex hull, and the flat one, as far as they
     start and rise at or above zero."""
-    corners: list[int] = []
-    for i in range(len(x)):
-        while len(corners) >= 2:
-            a, b = corners[-2], corners[-1]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
-                break
-            corners.pop()
-        corners.append(i)
     found = [(float(y.min()), 0.0)] if y.min() >= 0 else []
-    for a, b in pairwise(corners):
+    for a, b in pairwise(lower_hull(x.astype(np.float64), y).tolist()):
         slope = float((y[b] - y[a]) / (x[b] - x[a]))
         start = float(y[a] - slope * x[a])
         if slope >= 0 and start >= 0:

@@ -43,8 +43,8 @@ def offer_on_host(tree: Tree, lane: Lane, node: int) -> None:
 
 @compiled
 def drop(tree: Tree, lane: Lane, tokens: int) -> None:
-    """Make room for so many tokens on the host: first copies of what the GPU has too, where nodes are copied when it
-    gives them up, then leaves."""
+    """Free this many tokens of host memory. Leaves go last; where nodes are copied on eviction, copies of what the GPU
+    still has go first."""
     wanted = lane.host_free + tokens
     if lane.write_after == 0:
         drop_twins(tree, lane, wanted, True)

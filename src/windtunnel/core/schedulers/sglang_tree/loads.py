@@ -27,8 +27,8 @@ def set_host(fleet: Any, lanes: NDArray[Any], pool_of_lane: NDArray[np.int64]) -
 
 @part
 def waits(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in every scheduler
-    """Seconds that a round takes longer because KV comes from the host: layer by layer, beside the layers before it.
-    Of so many layers one is all that the longer of both waits for (``LayerDoneCounter``)."""
+    """Extra seconds of a round that waits for KV from host memory. A layer is loaded while the layer before it is
+    computed, so that of the shorter of both only one layer's share adds to the longer (``LayerDoneCounter``)."""
     lane = state.lanes[i]
     if lane.loading == 0 or lane.load_s == 0.0:
         return 0.0
