@@ -342,8 +342,12 @@ class Disaggregated(Loop):
             self._free_sent(who)
             super()._schedule(who, time)
             return
-        if isinstance(self.groups[who], Pipeline):
-            super()._schedule(who, time)
+        if isinstance(pipeline := self.groups[who], Pipeline):
+            if pipeline.decide(time):
+                self._wake(who, time)
+            elif pipeline.in_flight and who not in self.ending:
+                self.ending.add(who)
+                heappush(self.events, (pipeline.in_flight[0].end, BATCH_END, who))
             return
         group, lanes = cast(Group, self.groups[who]), self.reservation[who - self.first_decode]
         if len(group.in_flight) == group.depth:

@@ -67,6 +67,8 @@ class Pipeline:
         self.stages_free = [0.0] * policy.pipeline_parallel_size
         self.sampled: deque[float] = deque([0.0] * policy.pipeline_parallel_size)
         self.in_flight: deque[InFlight] = deque()
+        self.empty = 0
+        """Steps decided in vain, one after the other, at this time."""
         self.journal: list[Step] = []
 
     @property
@@ -79,29 +81,37 @@ class Pipeline:
 
         With nothing in flight, as many empty steps as fit prove that nothing will happen before an arrival.
         """
-        empty = 0
-        while True:
-            if self.waits(now):
-                return None
-            if self.before:
-                self.before(now)
-            decides = self.scheduler.num_waiting + self.scheduler.num_running > 0
-            batch = self.scheduler.schedule(now) if decides else Batch()
-            if self.after and not batch.preempted:
-                self.after(now)
-            if decides:
-                self.in_flight.append(self._start(batch, now))
-                empty = 0 if batch.scheduled or batch.preempted else empty + 1
-                if empty > self.depth:
-                    self.in_flight.clear()
-                    return None
-                if len(self.in_flight) < self.depth and self._goes_on(batch, now):
-                    continue
-            elif not self.in_flight:
-                return None
-            if self.in_flight[0].batch.scheduled:
-                return self.in_flight[0].end
-            self.in_flight.popleft()
+        while self.decide(now):
+            pass
+        return self.in_flight[0].end if self.in_flight else None
+
+    def decide(self, now: float) -> bool:
+        """Decide one step; whether another one follows at this time."""
+        empty, self.empty = self.empty, 0
+        if self.waits(now):
+            return False
+        if self.before:
+            self.before(now)
+        decides = self.scheduler.num_waiting + self.scheduler.num_running > 0
+        batch = self.scheduler.schedule(now) if decides else Batch()
+        if self.after and not batch.preempted:
+            self.after(now)
+        if decides:
+            self.in_flight.append(self._start(batch, now))
+            empty = 0 if batch.scheduled or batch.preempted else empty + 1
+            if empty > self.depth:
+                self.in_flight.clear()
+                return False
+            if len(self.in_flight) < self.depth and self._goes_on(batch, now):
+                self.empty = empty
+                return True
+        elif not self.in_flight:
+            return False
+        if self.in_flight[0].batch.scheduled:
+            return False
+        self.in_flight.popleft()
+        self.empty = empty
+        return True
 
     def waits(self, now: float) -> bool:
         """Whether nothing runs, and a batch waits to be filled: what is in flight is empty."""

@@ -21,7 +21,7 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
     """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and there is
     room for all its tokens, besides ``reserved`` tokens for each request that is here."""
     lane, request = state.lanes[i], state.requests[r]
-    if lane.head != NONE:
+    if lane.head != NONE or lane.ghosts > 0:
         return False
     kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
     kept += pool.watermark_blocks if lane.running > 0 else 0
