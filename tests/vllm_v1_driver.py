@@ -74,6 +74,13 @@ class Tokens(Sequence[int]):
         return self.shared.copy()
 
 
+class Sampled(list[int]):
+    """Tokens of a request; a row of an array in vLLM 0.11."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
 def empty_class(name: str) -> type:
     """A class to inherit from, to call and to index."""
     body = {"__init__": lambda *_, **__: None, "__class_getitem__": classmethod(lambda cls, _: cls)}
@@ -303,7 +310,7 @@ class Loop:
             kind,
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=[[self.sampled + i] if emits[name] else [] for i, name in enumerate(names)],
+            sampled_token_ids=[Sampled([self.sampled + i] if emits[name] else []) for i, name in enumerate(names)],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],

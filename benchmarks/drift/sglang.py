@@ -3,8 +3,6 @@
 import random
 from typing import Any
 
-PRESET = "sglang-0.5.23"
-
 LONGEST = 3000
 """Tokens of a text that a later prompt may begin with."""
 

@@ -4,8 +4,6 @@ drafts or adapters. Versions that lack one ignore it, and so do their presets.""
 import random
 from typing import Any
 
-PRESET = "vllm-0.33"
-
 Json = dict[str, Any]
 
 
