@@ -83,8 +83,10 @@ def our_steps(document: Json, preset: str) -> tuple[list[Json], str]:
         recording = read_recording(path)
     steps: list[Json] = []
     try:
-        records = import_module(SCHEDULERS[preset]).replay(recording, preset)
-        steps.extend(record for record in records if record["type"] == "step")
+        for record in import_module(SCHEDULERS[preset]).replay(recording, preset):
+            if record["type"] == "stuck":
+                return steps, "goes on for ever"
+            steps.extend([record] if record["type"] == "step" else [])
     except InputError as error:
         return steps, str(error)
     return steps, ""
