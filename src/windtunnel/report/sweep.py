@@ -14,8 +14,7 @@ LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2
 
 def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
     """The page as text. Raises InputError if plotly is not installed."""
-    text = "Saturated at every rate." if knee is None else f"Carries up to {number(knee.rate)} requests/s."
-    text = f"{text.removesuffix('.')}{on_servers(points)}."
+    text = verdict(points, knee)
     kind = "bad" if knee is None else "good"
     rates = [point.rate for point in points]
     served = [point.served if math.isfinite(point.served) else None for point in points]
@@ -45,7 +44,16 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
     return page(f"Sweep: {model}", sections, figures)
 
 
-def on_servers(points: Sequence[Point]) -> str:
+def verdict(points: Sequence[Point], knee: Point | None) -> str:
+    """Which of the rates is carried, which next higher one is not, and where that is on a real server."""
+    if knee is None:
+        return f"Saturated at every rate{_on_servers(points)}."
+    higher = [point.rate for point in points if point.rate > knee.rate]
+    end = f"not {number(min(higher))}" if higher else "the highest rate that was tried"
+    return f"Carries {number(knee.rate)} requests/s, {end}{_on_servers(points)}."
+
+
+def _on_servers(points: Sequence[Point]) -> str:
     """Where the knee is on a real server, behind the sentence that names it."""
     ends = knee_ends(points)
     if ends is None or ends == (None, None):
