@@ -95,7 +95,7 @@ def compare(
     from windtunnel.scenario.compare import compare as simulate_all
 
     if report is not None:
-        require_writable("report", report)
+        require_writable("report", report, ours=True)
     asked = of_lines(pasting.lines) | named_variants(with_, variants)
     wanted: dict[str, Any] = {"seeds": seeds, "exclude_warmup": exclude_warmup, **vars(details)}
     with progress(f"simulating {1 + len(asked)} variants under {seeds} seeds"):

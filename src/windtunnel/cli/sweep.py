@@ -73,7 +73,7 @@ def sweep(
     from windtunnel.scenario.sweep import sweep as simulate_all
 
     if report is not None:
-        require_writable("report", report)
+        require_writable("report", report, ours=True)
     with progress("simulating each rate"):
         points = simulate_all(scenario, rates)
     found = knee(points)

@@ -50,7 +50,7 @@ def report(run: Run, path: str | PathLike[str], slo: SLO | None = None) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    require_writable("report", Path(path))
+    require_writable("report", Path(path), ours=True)
     write_whole(Path(path), _report(run, slo))
     return Path(path)
 

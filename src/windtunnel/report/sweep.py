@@ -47,13 +47,13 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
 def verdict(points: Sequence[Point], knee: Point | None) -> str:
     """Which of the rates is carried, which next higher one is not, and where that is on a real server."""
     if knee is None:
-        return f"Saturated at every rate{_on_servers(points)}."
+        return f"Saturated at every rate{on_servers(points)}."
     higher = [point.rate for point in points if point.rate > knee.rate]
     end = f"not {number(min(higher))}" if higher else "the highest rate that was tried"
-    return f"Carries {number(knee.rate)} requests/s, {end}{_on_servers(points)}."
+    return f"Carries {number(knee.rate)} requests/s, {end}{on_servers(points)}."
 
 
-def _on_servers(points: Sequence[Point]) -> str:
+def on_servers(points: Sequence[Point]) -> str:
     """Where the knee is on a real server, behind the sentence that names it."""
     ends = knee_ends(points)
     if ends is None or ends == (None, None):

@@ -193,11 +193,11 @@ class Kept(Launched):
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
         if self.report is not None:
-            require_writable("report", self.report)
+            require_writable("report", self.report, ours=True)
         if self.certificate is not None:
             require_writable("certificate", self.certificate)
         if self.launch is not None:
-            require_writable("launch", self.launch / "node.sh")
+            require_writable("launch", self.launch / "node.sh", in_new_folder=True)
         require_launch(self.launch, self.format)
 
     def opened(self) -> "Store":
