@@ -117,7 +117,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_a_file_goes_into_a_folder_that_is_there_and_over_none_of_somebody_else(tmp_path: Path) -> None:
     page = tmp_path / "new" / "page.html"
-    with pytest.raises(InputError, match="there is no folder .*new': make it"):
+    with pytest.raises(InputError, match=r"there is no folder .*new': make it"):
         require_writable("report", page)
     require_writable("launch", page, in_new_folder=True)
     measured = tmp_path / "result.json"
