@@ -64,10 +64,11 @@ def test_a_run_draws_itself_in_a_notebook(small: wt.Run, tmp_path: Path) -> None
 
 
 def test_objects_say_what_they_are_in_a_line(small: wt.Run) -> None:
-    pool = wt.Pool("Qwen/Qwen3-8B", "h100", replicas=2)
+    pool = wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100"), replicas=2)
     assert repr(pool) == "Pool(Qwen/Qwen3-8B on 2 replicas of 1 × H100 SXM, vllm-0.32)"
     assert (
-        repr(wt.Deployment(pool)) == "Deployment(Qwen/Qwen3-8B on 2 replicas of 1 × H100 SXM, vllm-0.32; round_robin)"
+        repr(wt.Deployment((pool,)))
+        == "Deployment(Qwen/Qwen3-8B on 2 replicas of 1 × H100 SXM, vllm-0.32; round_robin)"
     )
     assert repr(pool.model) == "Model(Qwen/Qwen3-8B: Qwen3ForCausalLM, 36 layers, bfloat16)"
     assert repr(wt.bands(small)).startswith("Bands(means on a real server: ttft ")
@@ -81,8 +82,8 @@ def test_a_summary_is_a_document_and_a_table(small: wt.Run) -> None:
 
 
 def test_what_cannot_be_simulated_says_what_can() -> None:
-    deployment, load = wt.Deployment(wt.Pool("Qwen/Qwen3-8B", "h100")), wt.builtin("azure-conv")
+    pool, load = wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100")), wt.builtin("azure-conv")
     with pytest.raises(wt.InputError, match="must be a model's name, a Scenario or a Deployment"):
-        wt.simulate(deployment.pools[0].model)  # type: ignore[call-overload]
+        wt.simulate(pool.model)  # type: ignore[call-overload]
     with pytest.raises(wt.InputError, match="unknown argument 'schedular': did you mean 'scheduler'"):
-        wt.simulate(deployment, load, schedular=1)  # type: ignore[call-overload]
+        wt.simulate(wt.Deployment((pool,)), load, schedular=1)  # type: ignore[call-overload]

@@ -55,7 +55,7 @@ class Bands:
         shown = (
             f"{name} {text}" for name in ("ttft", "tpot", "e2el") if name in self.said and (text := self.shown(name))
         )
-        return f"Bands(mean on a real server: {', '.join(shown)}; confidence {self.doubt.grade[0]})"
+        return f"Bands(means on a real server: {', '.join(shown)}; confidence {self.doubt.grade[0]})"
 
     def factors(self, latency: str, level: float = LEVEL) -> Factors:
         """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, under a load that is scaled likewise."""
