@@ -77,7 +77,6 @@ def compare(
     for name, varied in scenarios.items():
         runs = _simulate(varied, drawn, exclude_warmup, gap)
         documents = tuple(summary_json(run.result) | run.gaps for run in runs)
-        words = {word: value for word, value in words_of(varied).items() if value != words_of(scenario)[word]}
         intervals = spread(documents, confidence)
         differences = paired_spread(documents, found[0].documents if found else documents, confidence)
         ends = None
@@ -90,7 +89,7 @@ def compare(
         found.append(
             Variant(
                 name=name,
-                words=words,
+                words=_other_words(scenario, varied),
                 loads=tuple(run.load for run in runs),
                 documents=documents,
                 verdicts=tuple(verdict for run in runs for verdict in run.result.verdicts),
@@ -101,8 +100,13 @@ def compare(
                 ends=ends,
             )
         )
-    warnings = (*_other_conditions(given, scenarios), *_warnings(found), *without)
-    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), warnings)
+    said = (*_other_conditions(given, scenarios), *_warnings(found), *without)
+    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), said)
+
+
+def _other_words(scenario: Scenario, varied: Scenario) -> dict[str, Any]:
+    base = words_of(scenario)
+    return {word: value for word, value in words_of(varied).items() if value != base[word]}
 
 
 def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Scenario]) -> dict[str, Scenario]:
