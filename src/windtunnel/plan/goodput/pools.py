@@ -291,10 +291,10 @@ class _Hunt:
                 alike = [
                     point
                     for point in waiting
-                    if (point.prefill.place, point.layout, point.decode.kin, point.decode.limits[0])
-                    == (lead.prefill.place, lead.layout, lead.decode.kin, lead.decode.limits[0])
+                    if (point.prefill.place, point.layout, point.decode.kin)
+                    == (lead.prefill.place, lead.layout, lead.decode.kin)
                 ]
-                alike.sort(key=lambda point: point.decode.place)
+                alike.sort(key=lambda point: (-point.decode.limits[1], point.decode.limits[0]))
                 waiting = [point for point in waiting if point not in alike]
                 self.open = [point for point in self.open if point not in alike]
                 self.workers.submit(PairJob(self.question, self.space, tuple(alike), self.best))
@@ -325,7 +325,9 @@ class _Hunt:
 
     def _take(self, one: Tried) -> None:
         point = one.point
-        self.tried[point.prefill.place, point.decode.place, point.layout] = one
+        key = (point.prefill.place, point.decode.place, point.layout)
+        if key not in self.tried or self.tried[key].rule != SIMULATED:
+            self.tried[key] = one
         if one.good and one.tokens / point.weight > self.best:
             self.best, self.winner = one.tokens / point.weight, point
 
