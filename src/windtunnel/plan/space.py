@@ -37,7 +37,7 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
-POOLS = ("pools", "prefill", "decode", "ratio", "placement", "link", "handover")
+POOLS = ("pools", "prefill", "decode", "decode_router", "ratio", "placement", "link", "handover")
 """Words of a file of a space that say how prefill and decode are separated, as the flags of these names do."""
 EXCLUDED = "left out by exclude"
 

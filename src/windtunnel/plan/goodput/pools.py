@@ -70,6 +70,9 @@ def search_pools(
     """
     began = time.perf_counter()
     objective.require(question)
+    for name, values in (("router", space.routers), ("decode_router", space.decode_routers)):
+        if len(values) > 1:
+            raise InputError(f"{name}: goodput of separate pools is searched with one: name one of {values[0]}, …")
     hunt = _Hunt(space, light(question), objective, team or in_turn(), stop, said or (lambda _: None))
     try:
         hunt.descend()
