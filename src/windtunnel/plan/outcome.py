@@ -90,7 +90,7 @@ class Outcome:
         return max(known, key=lambda margin: margin.stretch, default=None)
 
     def share_of(self, gpus: int) -> float:
-        """The share of so many GPUs that is paid; 1 unless an autoscaler stops some."""
+        """The share of a deployment's GPUs that is paid; 1 unless an autoscaler stops some."""
         return 1.0 if math.isnan(self.gpus) else self.gpus / gpus
 
     def to_json(self) -> dict[str, Any]:
