@@ -234,6 +234,7 @@ class Loop:
         self.now = self.last_end = self.sampled = self.number = 0
         self.most = workload["most"]
         self.arrived: list[str] = []
+        self.came: list[str] = []
         self.admitted: set[str] = set()
 
     def records(self) -> list[dict[str, Any]]:
@@ -279,7 +280,7 @@ class Loop:
             "new": [name for name in joined if name not in self.admitted],
             "resumed": [name for name in joined if name in self.admitted],
             "cached_hit": {name: start[name] for name in joined if start[name]},
-            "preempted": [name for name in self.requests if name in left],
+            "preempted": [name for name in self.came if name in left],
             "running_order": [one.request_id for one in self.scheduler.running],
             "waiting_order": [one.request_id for one in self.scheduler.waiting],
             "free_blocks": self.free_blocks(),
@@ -297,6 +298,7 @@ class Loop:
             name = self.rows[place]["id"]
             self.requests[name].arrival_time = ticks / 1e7
             self.arrived.append(name)
+            self.came.append(name)
             self.scheduler.add_request(self.requests[name])
 
     def emits(self, one: Any, sampling: int) -> bool:
