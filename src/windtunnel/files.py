@@ -7,12 +7,12 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, get_args, get_origin
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown, words_of
 
 PLACE = "WINDTUNNEL_CACHE"
 """Environment variable: another folder than ``~/.cache/windtunnel``."""
@@ -209,3 +209,32 @@ def typed(kind: Any, value: Any) -> Any:
 
 def _may_be(wanted: type, hint: Any) -> bool:
     return hint is wanted or any(_may_be(wanted, part) for part in get_args(hint))
+
+
+def typed_words(words: Mapping[str, Any], types: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+    """The values by key, each of the key's type; a list may be one text, its values separated by spaces.
+
+    Raises InputError, which names the origin, for an unknown word, or one that is no choice (with the nearest),
+    wherever it stands, or a wrong value.
+    """
+    given = {text.replace("-", "_"): value for text, value in words.items()}
+    for key in given:  # all of them before the first value
+        if key not in types:
+            raise InputError(f"{origin}{unknown('key', key, types)}")
+    for key, value in given.items():
+        choices = words_of(types[key])
+        if isinstance(value, str) and choices and value not in choices:
+            raise InputError(f"{origin}{unknown(key, value, [one for one in choices if one is not None])}")
+    found = {}
+    for key, value in given.items():
+        parts = value.split() if isinstance(value, str) and _is_list(types[key]) else value
+        try:
+            found[key] = typed(types[key], parts)
+        except InputError as error:
+            raise InputError(f"{origin}{key}={value!r}: {error}") from error
+    return found
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether a type is a tuple, or may be one: its values can be written in one line, separated by spaces."""
+    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint))

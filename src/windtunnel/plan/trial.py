@@ -154,7 +154,8 @@ def trial_key(question: Question, pools: str, deployment: Deployment, rate: floa
     spec = deployment.spec()
     between = [spec.get(name) for name in ("link", "handover", "decode_router")]
     roles = [pool.role for pool in deployment.pools]
-    parts = (question.digest, pools, deployment.router, replicas, roles, between, repr(rate), code_digest())
+    elastic = repr(deployment.scaling) if deployment.scaling else None
+    parts = (question.digest, pools, deployment.router, replicas, roles, between, elastic, repr(rate), code_digest())
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -165,7 +166,7 @@ def deployment_key(deployment: Deployment, perf: str) -> str:
 
 def candidate_key(question: Question, deployment: Deployment) -> str:
     """Name of a deployment under a question, found without looking into the kernel database."""
-    parts = [deployment.spec(), question.digest, code_digest()]
+    parts = [deployment.spec(), repr(deployment.scaling), question.digest, code_digest()]
     contents = [repr((pool.model.layers, pool.device, _scheduler_file(pool))) for pool in deployment.pools]
     return sha256(json.dumps([*parts, contents], default=str).encode()).hexdigest()[:32]
 

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
+from windtunnel.deployment import Deployment
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer.recommendation import (
@@ -208,13 +209,14 @@ def _ranking(answer: SearchResult) -> "Table":
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
         settings = answer.contenders[entry.index].candidate.settings
+        share = entry.held.share_of(deployment.gpus) if entry.held else 1.0
         rows.append(
             (
                 str(place),
                 *(said(settings[axis]) for axis in axes),
-                str(deployment.replicas),
-                str(purchase.gpus(deployment)),
-                number(purchase.price(deployment) or math.nan),
+                _some_replicas(deployment),
+                str(purchase.gpus(deployment)) if share == 1.0 else number(share * purchase.gpus(deployment)),
+                number(share * purchase.price(deployment) or math.nan),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
@@ -223,6 +225,12 @@ def _ranking(answer: SearchResult) -> "Table":
     columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
     heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
     return table(heads, rows, left=1 + len(axes))
+
+
+def _some_replicas(deployment: Deployment) -> str:
+    """How many there are, or how few and how many of an autoscaler's."""
+    scaling = deployment.autoscaler(deployment.pools[0])
+    return str(deployment.replicas) if scaling is None else f"{scaling.least} to {scaling.most}"
 
 
 def _axes(answer: SearchResult) -> dict[str, set[str]]:

@@ -125,6 +125,10 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
             met = f"with {rate:.0f} lanes of {load}"
         return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     if isinstance(answer.objective, Goodput) and entry.held is not None:
+        share = entry.held.share_of(deployment.gpus)
+        if share < 1.0:
+            paid = f", ${share * purchase.price(deployment):,.2f}/h" if hourly else ""
+            bought = f"up to {hardware(deployment, True)}, {entry.held.gpus:.3g} GPUs{paid} on average"
         good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
         best = f"{value:,.4g} {answer.objective.unit}"
         return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
