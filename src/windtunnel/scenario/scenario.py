@@ -10,10 +10,11 @@ from cyclopts import Group, Parameter
 
 from windtunnel.deployment import SLO, Deployment, parse_goodput, parse_slo
 from windtunnel.errors import InputError
+from windtunnel.files import typed_words
 from windtunnel.scenario.load_flags import Load
 from windtunnel.scenario.pools import Pools, as_texts
 from windtunnel.scenario.server import MAIN_JOB, Server
-from windtunnel.scenario.words import leaves, read_words, typed_words, word
+from windtunnel.scenario.words import leaves, read_words, word
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
