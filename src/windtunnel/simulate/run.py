@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment.title import title
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.files import whole_folder
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
@@ -21,11 +22,22 @@ if TYPE_CHECKING:
     from windtunnel.core.rebuild import IterationTimes, StepEnds
 
 SCHEMA_VERSION = 1
+PAGES = "windtunnel.report"
+"""Where runs are drawn. Named, as pandas names what draws its plots: a record knows no pages."""
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 FINISHED, REJECTED, ABORTED, UNFINISHED = range(4)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+def data_frame(columns: Mapping[str, Any], index: Sequence[str] | None = None) -> Any:
+    """A pandas DataFrame of columns. Raises InputError where pandas is not installed."""
+    try:
+        import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
+    return pd.DataFrame(columns, index=index)
 
 
 class _Table:
@@ -37,14 +49,10 @@ class _Table:
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame. Raises InputError where pandas is not installed."""
-        try:
-            import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError as error:
-            raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
         columns = {entry.name: getattr(self, entry.name) for entry in fields(cast(Any, self))}
         if "status" in columns:
             columns["status"] = [STATUSES[number] for number in columns["status"].tolist()]
-        return pd.DataFrame(columns)
+        return data_frame(columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,6 +196,26 @@ class Run:
         finished = int((self.requests.status == FINISHED).sum())
         served = f"{load['name']}: {len(self.requests.id):,} requests, {finished:,} finished"
         return f"Run({title(deployment['pools'])}; {served})"
+
+    def _repr_html_(self) -> str:
+        """Key figures as cards, for notebooks."""
+        html: str = import_module(PAGES).cards(self)
+        return html
+
+    def plot(self, name: str = "timeline", slo: Any = None) -> Any:
+        """One of the plots of ``windtunnel.plots`` as a plotly figure: requests-cdf, tokens-cdf, timeline, breakdown, …
+
+        Raises InputError for an unknown name.
+        """
+        found: dict[str, Any] = import_module(PAGES).plots(self, slo)
+        if name not in found:
+            raise unknown("plot", name, found)
+        return found[name]
+
+    def report(self, path: "str | os.PathLike[str]", slo: Any = None) -> Path:
+        """Write the run's page, as ``windtunnel.report``; its path. Raises InputError where it cannot be written."""
+        written: Path = import_module(PAGES).report(self, path, slo)
+        return written
 
     def iteration_times(self, times: tuple[Times, ...] | None = None) -> "IterationTimes":
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
