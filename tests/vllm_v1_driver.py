@@ -77,6 +77,13 @@ class Tokens(Sequence[int]):
         return self.shared.copy()
 
 
+class Sampled(list[int]):
+    """Tokens of a request; a row of an array in vLLM 0.11."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
 def empty_class(name: str) -> type:
     """A class to inherit from, to call and to index."""
     body = {"__init__": lambda *_, **__: None, "__class_getitem__": classmethod(lambda cls, _: cls)}
@@ -319,7 +326,7 @@ class Loop:
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             sampled_token_ids=[
-                [self.token(name, self.sampled + i)] if emits[name] else [] for i, name in enumerate(names)
+                Sampled([self.token(name, self.sampled + i)] if emits[name] else []) for i, name in enumerate(names)
             ],
             logprobs=None,
             prompt_logprobs_dict={},

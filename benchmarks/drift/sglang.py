@@ -5,8 +5,6 @@ from typing import Any
 
 from benchmarks.drift.sessions import make_sessions
 
-PRESET = "sglang-0.5.23"
-
 Json = dict[str, Any]
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from benchmarks.drift.sessions import make_sessions
 
-PRESET = "vllm-0.33"
-
 Json = dict[str, Any]
 
 
