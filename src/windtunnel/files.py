@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -55,6 +56,31 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{str(path)!r}: cannot be written ({reason}): choose another place") from error
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which appears under ``path`` when everything has been written; nothing may stand there
+    by then but an empty folder.
+
+    Raises:
+        InputError: the place cannot be written, or the disk is full; nothing is left behind.
+    """
+    path = Path(os.path.realpath(path))
+    said, scratch = "choose another", None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        said = "nothing was saved"
+        yield scratch
+        scratch.chmod(0o755)
+        scratch.rename(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"output {str(path)!r}: cannot be written ({reason}): {said}") from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _plain(path: Path) -> Path:

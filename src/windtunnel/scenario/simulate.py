@@ -9,7 +9,7 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import PythonScheduler, Settings
-from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.scenario.scenario import Scenario, vary, with_words
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate as simulate_deployment
@@ -36,6 +36,7 @@ def simulate(
 ) -> Run: ...
 
 
+@with_words
 def simulate(
     what: str | Scenario | Deployment, workload: Workload | None = None, seed: int | None = None, **words: Any
 ) -> Run:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.title import title
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import whole_folder
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
 if TYPE_CHECKING:
@@ -287,25 +287,11 @@ class Run:
         """
         directory = Path(os.path.realpath(directory))
         require_place(directory)
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        except OSError as error:
-            raise InputError(
-                f"output {str(directory)!r}: cannot be written ({error.strerror}): choose another"
-            ) from error
-        try:
+        with whole_folder(directory) as scratch:
             self._write(scratch)
-            scratch.chmod(0o755)
             if directory.exists():
                 _keep_what_is_not_ours(directory, scratch)
                 shutil.rmtree(directory)
-            scratch.rename(directory)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise InputError(f"output {str(directory)!r}: cannot be written ({reason}): nothing was saved") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def _write(self, directory: Path) -> None:
         tables: dict[str, Requests | Iterations | Stalls] = {
@@ -386,15 +372,20 @@ def _is_run(directory: Path) -> bool:
 
 
 def _write_parquet(path: Path, table: Requests | Iterations | Stalls, more: Handovers | None = None) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    pq.write_table(arrow_table(table, more), path, compression="zstd")
+
+
+def arrow_table(table: Requests | Iterations | Stalls, more: Handovers | None = None) -> Any:
+    """As pyarrow's table, with the columns that stand in the file."""
+    import pyarrow as pa
 
     tables: list[Any] = [table, more] if more else [table]
     columns = {field.name: pa.array(getattr(part, field.name)) for part in tables for field in fields(part)}
     if isinstance(table, Requests):
         columns["status"] = pa.DictionaryArray.from_arrays(pa.array(table.status.astype(np.int8)), list(STATUSES))
-    metadata = {"schema_version": str(SCHEMA_VERSION)}
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
+    return pa.table(columns).replace_schema_metadata({"schema_version": str(SCHEMA_VERSION)})
 
 
 def _read_handovers(path: Path) -> Handovers | None:
