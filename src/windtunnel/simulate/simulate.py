@@ -98,7 +98,8 @@ def simulate(
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += about_images(workload, named) + about_load(demand, cut, fleet) + _state_notes(deployment, budgets, demand)
+    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
+    notes += _state_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
