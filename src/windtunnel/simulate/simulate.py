@@ -88,12 +88,11 @@ def simulate(
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
-    router = find_router(deployment.router)
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
     named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
     times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
-    budgets = [kv_blocks(pool) for pool in deployment.pools]
+    router, budgets = find_router(deployment.router), [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
