@@ -224,7 +224,7 @@ def test_vllm_is_told_of_host_memory_behind_its_cache() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"chunk_tokens": 64}, {"write_after": 2}, {"chunk_tokens": 32, "write_after": 3}])
-def test_a_store_in_host_memory_comes_back(more: dict[str, int]) -> None:
+def test_a_store_in_host_memory_comes_back(more: dict[str, Any]) -> None:
     store = Store(capacity=64e9, **more)
     pool = Pool(load_model("Qwen/Qwen3-8B"), device("h100"), stores=(store,)).spec()
     read = scenario_of(read_pasted([serve_line(pool)], None)).deployment()
