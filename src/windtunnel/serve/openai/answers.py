@@ -57,9 +57,7 @@ SLICE = 64
 """Words that are searched at once for a stop."""
 
 
-async def text_of(
-    words: Iterable[str], drawn: int, limit: int, asked: Asked, shape: Shape | None
-) -> Text:
+async def text_of(words: Iterable[str], drawn: int, limit: int, asked: Asked, shape: Shape | None) -> Text:
     """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop.
 
     ``words``: can be read again and again. A search for stops lets other tasks have their turns.
