@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import PRESETS, Engine, EnginePreset, Pool
+from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment.versions import nearest_preset, preset_note
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json
 from windtunnel.files import read_text as text_of
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.database import version_key
 from windtunnel.simulate.overheads import client_of
 from windtunnel.validation.measurement import Measurement, Requests, Series, check_requests, doubts
 from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, repeated_after
@@ -56,70 +56,6 @@ def _pool(model: str, on: str, engine: str, version: str, settings: Mapping[str,
         if name not in SETTINGS:
             raise unknown("engine setting", name, SETTINGS)
     return Pool(load_model(model), device(on), Engine(preset=nearest_preset(engine, version), **settings))
-
-
-def nearest_preset(engine: str, version: str) -> str:
-    """The preset of this engine whose version is nearest: the same minor version, unless it begins later (``since``),
-    else the one with the fewest minor versions between, of two as near the older.
-
-    Raises InputError when no version of the engine is simulated.
-    """
-    return _nearest(engine, version)[0].name
-
-
-def preset_note(engine: str, version: str) -> str:
-    """What to know where the version has no preset: which stands in, and how that of the version on its
-    other side differs. Empty where it has one, and for an engine that is not simulated."""
-    if not any(preset.backend == engine for preset in PRESETS.values()):
-        return ""
-    chosen, other = _nearest(engine, version)
-    if _minor(chosen.version) == _minor(version):
-        return ""
-    text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
-    if other is None:
-        return text
-    others = ("name", "scheduler", "since", "memory", "lacks")
-    names = [field.name for field in fields(chosen) if field.name not in others]
-    differs = [
-        f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
-        for name in names
-        if getattr(other, name) != getattr(chosen, name)
-    ]
-    if other.rules != chosen.rules:
-        differs.append(f"scheduler={other.rules}, not {chosen.rules}")
-    if other.memory != chosen.memory:
-        differs.append("other rules of memory")
-    return f"{text}; {other.name} has {'; '.join(differs) or 'the same defaults'}"
-
-
-def _nearest(engine: str, version: str) -> tuple[EnginePreset, EnginePreset | None]:
-    """The nearest preset, and the one on the other side of the version, if there is one."""
-    presets = sorted(
-        (preset for preset in PRESETS.values() if preset.backend == engine), key=lambda one: _minor(one.version)
-    )
-    if not presets:
-        known = ", ".join(sorted({preset.backend for preset in PRESETS.values()}))
-        raise InputError(f"engine {engine!r} is not simulated: use one of {known}")
-    wanted = _minor(version)
-    older = [preset for preset in presets if _minor(preset.version) <= wanted]
-    newer = [preset for preset in presets if _minor(preset.version) > wanted]
-    if len(older) > 1 and _minor(older[-1].version) == wanted and version_key(version) < version_key(older[-1].since):
-        return older[-2], None
-    if not (older and newer) or _minor(older[-1].version) == wanted:
-        return (older[-1] if older else newer[0]), None
-    below, above = older[-1], newer[0]
-    places = [MINORS * major + minor for major, minor in (_minor(below.version), wanted, _minor(above.version))]
-    steps = places[1] - places[0], places[2] - places[1]
-    return (below, above) if steps[0] <= steps[1] else (above, below)
-
-
-MINORS = 22
-"""Minor versions that a major one counts as: TensorRT-LLM had as many before 1.0."""
-
-
-def _minor(version: str) -> tuple[int, int]:
-    digits = (*version_key(version)[0], 0, 0)
-    return digits[0], digits[1]
 
 
 def find_measured_runs(folder: Path) -> list[Path]:
