@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.endpoint import app, client
+from serve.endpoint import app, client
 from windtunnel.serve.kv import texts as module
 from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.openai.answers import Text, Wording, text_of
