@@ -27,6 +27,10 @@ PREDICTING = "multi-token prediction layers are left out without speculative dec
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
+TEXT_PART = "only the text part of this model is simulated, without its vision or audio encoder"
+"""Note of a model that reads more than text."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer, described by its sizes."""
@@ -61,6 +65,10 @@ class Model:
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a reader of results should know, e.g. that only the text part of the model is simulated."""
 
+    def __repr__(self) -> str:
+        dtype = self.quantization.methods if self.quantization else self.dtype
+        return f"Model({self.name}: {self.architecture}, {sum(count for count, _ in self.layers)} layers, {dtype})"
+
     def __post_init__(self) -> None:
         if self.embedding_size == 0:
             object.__setattr__(self, "embedding_size", self.hidden_size)
@@ -82,6 +90,11 @@ class Model:
         for count, layer in self.layers:
             for _ in range(count):
                 yield layer
+
+    @property
+    def has_encoder(self) -> bool:
+        """It reads images or sound as well, by its config.json."""
+        return TEXT_PART in self.notes
 
     @property
     def num_layers(self) -> int:

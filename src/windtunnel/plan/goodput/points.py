@@ -13,7 +13,7 @@ from windtunnel.metrics.usage import share_there
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.outcome import Outcome, measure, only_good
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import LEAST, Tables, missed, simulated
+from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, simulated
 from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
@@ -108,7 +108,7 @@ def good_run(
         if found.stopped:
             break
     assert worst is not None
-    return worst
+    return as_asked(worst, question)
 
 
 def _one_run(
