@@ -24,7 +24,7 @@ AS_IT_IS = {
 }
 """Axes that keep the line's value, and what they are where it has none."""
 OF_POOLS = ("store", "autoscale")
-"""Words of a line that are texts of their own; stores together are one value of an axis."""
+"""Words of a line that are texts; its stores together are one value of an axis."""
 FROM_SPACE = ("router", "replicas", "device")
 
 
