@@ -172,7 +172,7 @@ def cases(draw: st.DrawFn) -> Case:
         priority=rng.integers(0, draw(st.sampled_from([1, 3, 100])), n),
         hash_ids=_contents(rng, prompt, hash_block_size, draw(st.sampled_from([0.0, 0.3, 0.9]))),
         hash_block_size=hash_block_size,
-        balancer=RankBalancer(draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans())),
+        balancer=RankBalancer(draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans()), draw(st.booleans())),
     )
 
 

@@ -1,6 +1,7 @@
 """The public names: all there, typed, lazily imported, and not shadowed by the modules they live in."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -126,6 +127,16 @@ def test_names_do_where_a_name_will_do() -> None:
     assert named.pools == (wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100")),)
     with pytest.raises(wt.InputError, match="unknown device 'h1000'"):
         wt.Pool("Qwen/Qwen3-8B", "h1000")  # type: ignore[arg-type]
+
+
+def test_tab_completes_the_words_of_a_run() -> None:
+    """Notebooks ask the signature."""
+    words = inspect.signature(wt.simulate).parameters
+    assert list(words)[:3] == ["what", "workload", "seed"] and "model" not in words
+    assert words["tensor_parallel_size"].annotation is int
+    assert (
+        words.keys() >= {"request_rate", "goodput", "random_input_len"} <= inspect.signature(wt.grid).parameters.keys()
+    )
 
 
 def test_a_grid_is_a_row_for_each_combination() -> None:

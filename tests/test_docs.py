@@ -24,6 +24,7 @@ from rich.console import Console
 import windtunnel
 from windtunnel.cli import COMMANDS, DONE, application, main
 from windtunnel.perf.database import find_systems
+from windtunnel.scenario.scenario import types
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ("cli.md", "api.md", "estimators.md", "infermax.md", "experiments", "appendix")
@@ -141,7 +142,10 @@ def api() -> str:
 
 def signature(thing: Any) -> str:
     """Its arguments, a line each where they are many."""
-    parameters = inspect.signature(thing).parameters.values()
+    parameters = list(inspect.signature(thing).parameters.values())
+    if len(parameters) >= len(types()):  # the words of the command line, which have a page of their own
+        word = inspect.Parameter("words", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+        parameters = [*(one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY), word]
     bare = [
         one.replace(annotation=getattr(one.annotation, "__origin__", one.annotation)) if _is_annotated(one) else one
         for one in parameters

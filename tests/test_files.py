@@ -113,3 +113,19 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert cache_folder() == tmp_path / "xdg" / "windtunnel"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "windtunnel"
+
+
+def test_a_file_goes_into_a_folder_that_is_there_and_over_none_of_somebody_else(tmp_path: Path) -> None:
+    page = tmp_path / "new" / "page.html"
+    with pytest.raises(InputError, match=r"there is no folder .*new': make it"):
+        require_writable("report", page)
+    require_writable("launch", page, in_new_folder=True)
+    measured = tmp_path / "result.json"
+    for text, ours in (("", True), ('{"backend": "windtunnel"}', True), ('{"backend": "vllm"}', False)):
+        measured.write_text(text)
+        require_writable("certificate", measured)
+        if ours:
+            require_writable("save_result", measured, ours=True)
+            continue
+        with pytest.raises(InputError, match="windtunnel did not write it: choose another name"):
+            require_writable("save_result", measured, ours=True)

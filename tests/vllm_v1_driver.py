@@ -2,7 +2,9 @@
 
 FOLDER holds the ``vllm/*.py`` of the release's wheel and the package msgspec. Standard input is a JSON list of
 workloads: ``config`` (complete), ``requests`` with ``tokens`` spelled out and ``arrival`` in ticks of 100 ns, and
-``most``, the number of steps after which to end. For each, a line with the list of its step records comes back.
+``most``, the number of steps after which to end. A request may generate what its ``answer`` says, and come ``think``
+ticks after the last of those that its ``after`` names has ended. For each workload, a line with the list of its step
+records comes back.
 Whatever the scheduler imports beside its own parts is replaced.
 """
 
@@ -16,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from heapq import heapify, heappop, heappush
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -72,6 +75,13 @@ class Tokens(Sequence[int]):
 
     def copy(self) -> list[int]:
         return self.shared.copy()
+
+
+class Sampled(list[int]):
+    """Tokens of a request; a row of an array in vLLM 0.11."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
 
 
 def empty_class(name: str) -> type:
@@ -193,7 +203,7 @@ def vllm_config(config: dict[str, Any]) -> Unset:
 
 
 def request(row: dict[str, Any], config: dict[str, Any]) -> Any:
-    """A request of the release, with its arrival in ticks beside it."""
+    """A request of the release, with its answer beside it."""
     kind: Any = importlib.import_module("vllm.v1.request").Request
     hashing: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
     hashing.NONE_HASH = b""
@@ -211,7 +221,7 @@ def request(row: dict[str, Any], config: dict[str, Any]) -> Any:
             block_hasher=hasher if config["enable_prefix_caching"] else None,
         )
     )
-    found.ticks = row["arrival"]
+    found.answer = row.get("answer", ())
     return found
 
 
@@ -222,12 +232,16 @@ class Loop:
         config = workload["config"]
         self.scheduler = build(config)
         self.requests = {row["id"]: request(row, config) for row in workload["requests"]}
-        self.coming = deque(self.requests.values())
+        self.rows: list[dict[str, Any]] = workload["requests"]
+        self.waits = {place: set(row["after"]) for place, row in enumerate(self.rows) if row.get("after")}
+        self.coming = [(row["arrival"], place) for place, row in enumerate(self.rows) if place not in self.waits]
+        heapify(self.coming)
         self.overlapping = config["async_scheduling"]
         self.in_flight: deque[tuple[int, Any, dict[str, bool], dict[str, Any]]] = deque()
         self.now = self.last_end = self.sampled = self.number = 0
         self.most = workload["most"]
         self.arrived: list[str] = []
+        self.came: list[str] = []
         self.admitted: set[str] = set()
 
     def records(self) -> list[dict[str, Any]]:
@@ -238,7 +252,7 @@ class Loop:
             if self.in_flight:
                 records.append(self.arrive(*self.in_flight.popleft()))
             elif self.coming:
-                self.now = self.coming[0].ticks
+                self.now = self.coming[0][0]
             else:
                 break
         return records
@@ -247,9 +261,7 @@ class Loop:
         return bool(self.scheduler.waiting or self.scheduler.running or self.in_flight)
 
     def schedule(self) -> bool:
-        while self.coming and self.coming[0].ticks <= self.now:
-            self.arrived.append(self.coming[0].request_id)
-            self.scheduler.add_request(self.coming.popleft())
+        self.take_arrived()
         running = {one.request_id for one in self.scheduler.running}
         sampling = {name: one.num_output_placeholders for name, one in self.requests.items()}
         output = self.scheduler.schedule()
@@ -275,7 +287,7 @@ class Loop:
             "new": [name for name in joined if name not in self.admitted],
             "resumed": [name for name in joined if name in self.admitted],
             "cached_hit": {name: start[name] for name in joined if start[name]},
-            "preempted": [name for name in self.requests if name in left],
+            "preempted": [name for name in self.came if name in left],
             "running_order": [one.request_id for one in self.scheduler.running],
             "waiting_order": [one.request_id for one in self.scheduler.waiting],
             "free_blocks": self.free_blocks(),
@@ -285,6 +297,16 @@ class Loop:
         self.arrived = []
         self.admitted.update(joined)
         return True
+
+    def take_arrived(self) -> None:
+        """Hand over who has come."""
+        while self.coming and self.coming[0][0] <= self.now:
+            ticks, place = heappop(self.coming)
+            name = self.rows[place]["id"]
+            self.requests[name].arrival_time = ticks / 1e7
+            self.arrived.append(name)
+            self.came.append(name)
+            self.scheduler.add_request(self.requests[name])
 
     def emits(self, one: Any, sampling: int) -> bool:
         if self.overlapping:
@@ -303,7 +325,9 @@ class Loop:
             kind,
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=[[self.sampled + i] if emits[name] else [] for i, name in enumerate(names)],
+            sampled_token_ids=[
+                Sampled([self.token(name, self.sampled + i)] if emits[name] else []) for i, name in enumerate(names)
+            ],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
@@ -312,11 +336,27 @@ class Loop:
         answers = [
             one for part in self.scheduler.update_from_output(output, kind(**values)).values() for one in part.outputs
         ]
+        finished = [one.request_id for one in answers if one.finish_reason is not None]
+        self.release(finished, end)
         return record | {
             "emitted": [one.request_id for one in answers if one.new_token_ids],
-            "finished": [one.request_id for one in answers if one.finish_reason is not None],
+            "finished": finished,
             "free_after_update": self.free_blocks(),
         }
+
+    def token(self, name: str, unlike: int) -> int:
+        """The next one of a request's answer; where it has none, or has ended, one that no other text has."""
+        answer, at = self.requests[name].answer, self.requests[name].num_output_tokens
+        return int(answer[at]) if at < len(answer) else unlike
+
+    def release(self, finished: list[str], end: int) -> None:
+        """Who waits for the last of these comes after its think time."""
+        for place, names in list(self.waits.items()):
+            if names & set(finished):
+                names.difference_update(finished)
+                if not names:
+                    del self.waits[place]
+                    heappush(self.coming, (end + self.rows[place]["think"], place))
 
 
 if __name__ == "__main__":

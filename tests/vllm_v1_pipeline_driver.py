@@ -47,15 +47,14 @@ class PipelineLoop(Loop):
     def records(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
         while len(records) < self.most and (self.coming or self.has_requests() or self.flying):
-            while self.coming and self.coming[0].ticks <= self.now:
-                self.scheduler.add_request(self.coming.popleft())
+            self.take_arrived()
             if self.has_requests():
                 self.decide()
                 last = self.flying[-1].output.total_num_scheduled_tokens > 0
                 if len(self.flying) < self.depth and (last or self.fills_up) and not self.oldest_is_done():
                     continue
             elif not self.flying:
-                self.now = self.coming[0].ticks
+                self.now = self.coming[0][0]
                 continue
             step = self.flying.popleft()
             record = self.arrive(step.end, step.output, step.emits, step.record)

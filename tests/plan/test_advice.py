@@ -34,4 +34,4 @@ def test_requests_that_are_too_few_for_the_rate_are_named() -> None:
             advice = advise(answer, lambda seed: chat(300, seed), range(2))
         assert advice is not None
         text = "holds at 55 requests/s, not at 60: raise --num-prompts"
-        assert any(text in note for note in advice.notes) == said
+        assert (text in advice.too_few) == said

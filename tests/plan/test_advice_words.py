@@ -58,7 +58,7 @@ def cheaper(other: Entry, price: float = 3.6, **more: Any) -> str:
 
 def test_the_next_cheaper_by_its_own_price() -> None:
     """The winner costs 7.2 USD an hour and the other half: it says why that one loses."""
-    name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at 3.6 $/h: "
+    name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at $3.60/h: "
     unit = answer().objective.unit
     assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}cannot be better than 1.5 {unit}"
     assert cheaper(Entry(0, "exact", 1.25, 2)) == f"{name}reaches 1.25 {unit}"
@@ -90,7 +90,7 @@ def test_of_two_cheaper_ones_the_dearer_is_told() -> None:
     contenders[3] = two
     entries = {**found.entries, **{index: Entry(index, "bounded", 1.0) for index in (0, 2, 3)}}
     said = _cheaper(replace(found, contenders=contenders, entries=entries), found.entries[1], two.candidate.deployment)
-    assert said.startswith("device h100, tensor_parallel_size 1, max_num_seqs 8 at 1 $/h: ")
+    assert said.startswith("device h100, tensor_parallel_size 1, max_num_seqs 8 at $1.00/h: ")
 
 
 def test_the_ends_of_axes_name_the_value_that_was_not_tried() -> None:
@@ -238,7 +238,7 @@ def test_the_router_that_uses_the_limits_least_is_advised(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("other", "gpus", "says"),
     [
-        (Entry(0, "exact", -9.0, -9), False, "5 $/h: cannot serve the rate; needs 9 $/h"),
+        (Entry(0, "exact", -9.0, -9), False, "$5.00/h: misses the goal; $9.00/h would meet it"),
         (Entry(0, "bounded", -9.5), True, "5 GPUs: cannot be better than 9.5 GPUs"),
         (Entry(0, "impossible", -math.inf, stretch=1.5), False, "none is cheaper"),
     ],
@@ -278,7 +278,7 @@ def test_a_candidate_that_was_stopped_early_below_the_winner_is_simulated_to_the
     stopped = Entry(0, "beaten", -9.0, missed=replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), stopped=True))
     found = replace(found, contenders=contenders, entries={0: stopped, 1: best})
     said = _cheaper(found, best, found.contenders[1].candidate.scaled(3))
-    assert said.endswith(" at 5 $/h: at 4 requests/s, ttft_p99 is 600 ms, the limit 500 ms")
+    assert said.endswith(" at $5.00/h: at 4 requests/s, ttft_p99 is 600 ms, the limit 500 ms")
     assert tried == [(5, 4.0)]
 
 

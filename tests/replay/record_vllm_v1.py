@@ -27,6 +27,9 @@ def spelled_out(workload: Recording, most: int = MOST) -> dict[str, Any]:
             "output_len": row.output_tokens,
             "priority": row.priority,
             "tokens": [token if token >= 0 else (1 << 31) - token for token in row.tokens],
+            "answer": [token if token >= 0 else (1 << 31) - token for token in row.answer],
+            "after": [workload.requests[rank].id for rank in row.after],
+            "think": row.think_time,
         }
         for row in workload.requests
     ]

@@ -7,9 +7,11 @@ import pytest
 
 from benchmarks.drift import vllm
 from benchmarks.drift.__main__ import compare, our_steps, smaller
-from benchmarks.drift.sglang import PRESET, workload
+from benchmarks.drift.sglang import workload
 from windtunnel.replay.recording import known
 from windtunnel.replay.sglang import CONFIG
+
+PRESET = "sglang-0.5.23"
 
 
 class Preset:

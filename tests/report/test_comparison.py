@@ -225,11 +225,11 @@ def ended(low: float, high: float) -> Ends:
 @pytest.mark.parametrize(
     ("low", "high", "text", "count"),
     [
-        (-0.05, 0.1, "-25…+50 %", "−0.0500…+0.100"),
+        (-0.05, 0.1, "−25 % to +50 %", "−0.0500 to +0.100"),
         (0.0, 0.0, "same", "same"),
         (0.1, 0.1, "", ""),
         (float("nan"), float("nan"), "", ""),
-        (-0.05, float("inf"), "-25 %…overloaded", "−0.0500…–"),
+        (-0.05, float("inf"), "−25 % to overloaded", "−0.0500 to –"),
     ],
 )
 def test_differences_on_measured_servers(low: float, high: float, text: str, count: str) -> None:

@@ -47,7 +47,7 @@ def test_the_table_and_the_verdict() -> None:
     assert heads == ["requests/s", "served", "output tokens/s", "ttft p90, ms", "tpot p90, ms", "e2el p90, ms"]
     cells = re.findall("<td>(.*?)</td>", text)
     assert cells == ["2.00", "5.00", "15.0", "145", "100", "385", "4.00", "5.00", "15.0", "145", "100", "385"]
-    assert '<p class="verdict good">Carries up to 2.00 requests/s.</p>' in text
+    assert '<p class="verdict good">Carries 2.00 requests/s, not 4.00.</p>' in text
     assert "<h1>&lt;m&gt;</h1>" in text
     none = sweep_page("m", POINTS, None)
     assert '<p class="verdict bad">Saturated at every rate.</p>' in none

@@ -91,7 +91,15 @@ def test_a_variant_that_decides_at_another_time_says_so() -> None:
     found = compare(BASE, {"other": {"scheduler": "sarathi"}, "sync": {"async_scheduling": False}}, seeds=1)
     said = [text for text in found.warnings if "async_scheduling" in text]
     assert len(said) == 1
-    assert said[0].startswith("other: cannot have the baseline's async_scheduling=True: for a fair comparison")
+    assert said[0].startswith("other: cannot have the baseline's async_scheduling=true: for a fair comparison")
+
+
+def test_no_variant_has_a_lead_that_another_cannot_have() -> None:
+    """Sarathi decides when a step has ended: so do all, the baseline too, unless a word says otherwise."""
+    found = compare(BASE, {"other": {"scheduler": "sarathi"}, "few": {"max_num_seqs": 8}}, seeds=1, bands=False)
+    alone = compare(vary(BASE, {"async_scheduling": False}), {"few": {"max_num_seqs": 8}}, seeds=1, bands=False)
+    assert [one.documents for one in found.variants if one.name != "other"] == [one.documents for one in alone.variants]
+    assert [text for text in found.warnings if "async_scheduling=false: not every variant can" in text]
 
 
 def test_a_variant_may_change_the_load() -> None:

@@ -4,9 +4,12 @@ error."""
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from simulate.test_simulate import deployment
@@ -15,6 +18,7 @@ from windtunnel.metrics import summary, summary_json
 from windtunnel.metrics.digest import ERROR
 from windtunnel.metrics.streamed import StreamSummary
 from windtunnel.scenario.streamed import stream
+from windtunnel.simulate import request_files
 from windtunnel.simulate import streamed as in_pieces
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate, sessions
@@ -68,6 +72,30 @@ def test_parts_of_the_replicas_make_all_of_them_to_the_bit() -> None:
     with ThreadPoolExecutor(2) as executor:
         apart = streamed(CASES["random"], executor=executor, workers=2)
     assert apart.to_json() == streamed(CASES["random"]).to_json()
+
+
+@pytest.mark.parametrize("case", ["random", "ranks", "too long"])
+def test_requests_are_written_in_pieces(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_files, "ROWS", 100)
+    streamed(CASES[case], output=tmp_path / "run")
+    parts = [pq.ParquetFile(path) for path in sorted((tmp_path / "run").iterdir())]
+    assert len(parts) == (3 if case == "random" else 1)
+    assert max(part.num_row_groups for part in parts) > 3
+    found = pa.concat_tables(part.read() for part in parts).sort_by("id")
+    simulate(CASES[case], generate(LOAD.arrivals, LENGTHS, 1500, 1), 3, perf="modelled").save(tmp_path / "whole")
+    whole = pq.ParquetFile(tmp_path / "whole" / "requests.parquet").read()
+    assert found.column_names == whole.column_names
+    for name in whole.column_names:
+        assert repr(found.column(name).to_pylist()) == repr(whole.column(name).to_pylist()), name
+
+
+def test_the_folder_of_a_stream_is_new(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    with pytest.raises(InputError, match="give the name of a new folder"):
+        streamed(CASES["one replica"], output=tmp_path)
+    with pytest.raises(InputError, match="a piece begins at"):
+        stream(deployment(), [*LOAD, *LOAD], perf="modelled", output=tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_finished_requests_leave_memory() -> None:

@@ -105,13 +105,18 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
 @pytest.mark.parametrize(
     ("version", "preset"),
     [
+        ("0.31.2", "vllm-0.31"),
+        ("0.30.0", "vllm-0.29"),
+        ("0.26.0", "vllm-0.25"),
+        ("0.23.0", "vllm-0.22"),
         ("0.19.1", "vllm-0.19"),
         ("0.18.0", "vllm-0.17"),
         ("0.17.1", "vllm-0.17"),
         ("0.15.1", "vllm-0.15"),
         ("0.14.0rc1", "vllm-0.14"),
         ("0.13.0", "vllm-0.13"),
-        ("0.11.2", "vllm-0.10"),
+        ("0.11.2", "vllm-0.11"),
+        ("0.11.0", "vllm-0.10"),
         ("0.8.5", "vllm-0.8"),
         ("0.6.3", "vllm-0.6"),
         ("0.4.2", "vllm-0.6"),
@@ -126,8 +131,11 @@ def test_the_nearest_preset_is_that_of_the_nearest_minor_version(version: str, p
 def test_of_a_version_without_a_preset_is_said_what_stands_in_and_what_the_other_side_does() -> None:
     assert preset_note("vllm", "0.19.2") == preset_note("lmdeploy", "0.7") == ""
     assert "0.4.2 has no preset and is simulated as vllm-0.6" in preset_note("vllm", "0.4.2")
-    assert "simulated as vllm-0.17; vllm-0.19 has the same defaults" in preset_note("vllm", "0.18.0")
-    assert "simulated as vllm-0.10; vllm-0.12 has deepep=True" in preset_note("vllm", "0.11.0")
+    assert "simulated as vllm-0.17; vllm-0.19 has scheduler_reserve_full_isl=True, not False" in preset_note(
+        "vllm", "0.18.0"
+    )
+    assert "0.11.0 has no preset and is simulated as vllm-0.10" in preset_note("vllm", "0.11.0")
+    assert "simulated as vllm-0.25; vllm-0.27 has counts_in_flight=True, not False" in preset_note("vllm", "0.26.0")
     assert "simulated as vllm-0.20; vllm-0.22 has other rules of memory" in preset_note("vllm", "0.21.0")
     assert "async_scheduling" not in preset_note("vllm", "0.18.0")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from importlib import import_module
 from typing import cast
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, RepeatArgumentError, UnusedCliTokensError
 
 from windtunnel.cli.arguments import complete
 from windtunnel.cli.help import ALL, print_short, wants_short
@@ -108,7 +108,6 @@ def application(called: Container[str]) -> App:
             consume_multiple=True,
             negative_iterable=(),
             negative_none=(),
-            allow_repeating=True,  # of a flag that is given twice the last one holds, as with vLLM
         ),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
@@ -205,6 +204,8 @@ def _cause(error: BaseException) -> str:
         cause = cause.__cause__
     if isinstance(error, UnusedCliTokensError):
         return _left_over(error)
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword}{f' {error.token.value}'.rstrip()}: given twice: leave one out"
     return str(error).rstrip(".")
 
 

@@ -56,7 +56,7 @@ def bench(
     folder = file.with_suffix("") if output is None else output
     require_bench_folder(folder)
     for name in (PAGE, TABLE):
-        require_writable("output", folder / name)
+        require_writable("output", folder / name, in_new_folder=True)
     team = processes(workers)
     measured = _endpoint(matrix) if matrix.endpoint is not None else None
     rows = simulate_all(matrix, folder, in_turn() if team.workers == 1 else team, measured, _told)

@@ -95,7 +95,7 @@ def compare(
     from windtunnel.scenario.compare import compare as simulate_all
 
     if report is not None:
-        require_writable("report", report)
+        require_writable("report", report, ours=True)
     asked = of_lines(pasting.lines) | named_variants(with_, variants)
     wanted: dict[str, Any] = {"seeds": seeds, "exclude_warmup": exclude_warmup, **vars(details)}
     with progress(f"simulating {1 + len(asked)} variants under {seeds} seeds"):
@@ -201,6 +201,8 @@ def show_comparison(comparison: "Comparison", verbose: bool = False) -> None:
 
 def verdict(comparison: "Comparison", variant: "Variant") -> str:
     """What a variant does better and worse than the baseline, beyond the draws, and on a real server."""
+    from windtunnel.report.comparison import changed
+
     better, worse, ranges = list[str](), list[str](), False
     for measure in comparison.measures:
         if measure.name not in JUDGED or not variant.differences[measure.name].differs:
@@ -209,24 +211,15 @@ def verdict(comparison: "Comparison", variant: "Variant") -> str:
         if not isfinite(mean) or abs(mean) < TELLING:
             continue
         good = (mean < 0) == (measure.name not in MORE_IS_BETTER)
-        text = f"{measure.title.replace(', mean', '')} {_changed(mean)}"
+        text = f"{measure.title.replace(', mean', '')} {changed(mean)}"
         if (pair := comparison.span(variant, measure.name)) is not None and pair[0] != pair[1]:
-            low, high = (_changed(one - 1) for one in pair)
+            low, high = (changed(one - 1) for one in pair)
             text, ranges = f"{text} ({low} to {high})", True
         (better if good else worse).append(text)
     if not better and not worse:
         return f"{variant.name}: no difference beyond random draws."
     said = [f"{name}: {', '.join(texts)}" for name, texts in (("better", better), ("worse", worse)) if texts]
     return f"{variant.name}: {'; '.join(said)}.{' In parentheses: on a real server.' if ranges else ''}"
-
-
-def _changed(share: float) -> str:
-    """A relative change: ``−11 %``; more than double as a factor."""
-    if not isfinite(share):
-        return "overloaded"
-    if share > 1:
-        return f"× {1 + share:.1f}"
-    return f"{'−' if share < 0 else '+'}{100 * abs(share):.0f} %"
 
 
 def _broken(head: str) -> str:
@@ -244,10 +237,16 @@ def _variant_row(comparison: "Comparison", variant: "Variant", measures: Sequenc
         if variant is comparison.baseline:
             cells.append(value)
             continue
-        share, differs = comparison.relative(variant, measure.name).mean, variant.differences[measure.name].differs
-        changed = _changed(share) if differs and isfinite(share) else "≈"
-        cells.append(f"{value} {changed:>6}")
+        cells.append(f"{value} {_share(comparison, variant, measure):>6}")
     return cells
+
+
+def _share(comparison: "Comparison", variant: "Variant", measure: "Measure") -> str:
+    """By how much a variant's mean differs from the baseline's; ``≈`` where random draws may be all of it."""
+    from windtunnel.report.comparison import changed
+
+    share = comparison.relative(variant, measure.name).mean
+    return changed(share) if variant.differences[measure.name].differs and isfinite(share) else "≈"
 
 
 def _details(comparison: "Comparison", variant: "Variant") -> "Table":
@@ -263,14 +262,13 @@ def _details(comparison: "Comparison", variant: "Variant") -> "Table":
 def show_loads(comparisons: "Sequence[Comparison]", others: Sequence[str]) -> None:
     """Each variant's differences under the scenario's load and the others, side by side."""
     from windtunnel.cli.terminal import show, table
-    from windtunnel.report.comparison import difference
 
     heads = ["change from the baseline", "first load", *(fill(text, HEAD, break_long_words=False) for text in others)]
     shown = [measure for measure in comparisons[0].measures if measure.name in ACROSS]
     rows = [
         [
             f"{fill(variant.name, HEAD, break_long_words=False)}: {measure.title}",
-            *(difference(each, each.variants[i], measure) for each in comparisons),
+            *(_share(each, each.variants[i], measure) for each in comparisons),
         ]
         for i, variant in enumerate(comparisons[0].variants)
         if i

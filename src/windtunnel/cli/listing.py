@@ -1,11 +1,14 @@
 """list: the names that flags accept."""
 
 from dataclasses import fields
+from textwrap import fill
 from typing import Any, Literal
 
 from windtunnel.cli.arguments import Json, show_json
 
 Row = dict[str, Any]
+SETTINGS = 56
+"""Letters in a line of a scheduler's settings."""
 
 
 def listing(
@@ -98,13 +101,16 @@ def _engines() -> list[Row]:
 
 
 def _schedulers() -> list[Row]:
-    from windtunnel.policy.named import IN_PYTHON, PRESETS
+    from windtunnel.policy.named import ALIASES, IN_PYTHON, PRESETS
+
+    short = {setting: word for word, setting in ALIASES.items()}
 
     rows = []
     for name, settings in [*PRESETS.items(), *((name, made()) for name, made in IN_PYTHON.items())]:
         values = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
-        differing = ",".join(f"{key}={value}" for key, (value, default) in values.items() if value != default)
-        rows.append({"scheduler": name, "of": type(settings).__name__, "its settings": differing})
+        differing = [f"{short.get(key, key)}={value}" for key, (value, default) in values.items() if value != default]
+        told = fill(" ".join(differing), SETTINGS, break_long_words=False)
+        rows.append({"scheduler": name, "of": type(settings).__name__, "its settings": told})
     return rows
 
 

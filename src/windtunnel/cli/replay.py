@@ -18,6 +18,7 @@ Replay = Callable[..., Iterator[dict[str, Any]]]
 SCHEDULERS = {
     "vllm-0.33": "windtunnel.replay.vllm_v1",
     "vllm-0.32": "windtunnel.replay.vllm_v1",
+    "vllm-0.24": "windtunnel.replay.vllm_v1",
     "vllm-0.20": "windtunnel.replay.vllm_v1",
     "vllm-0.16": "windtunnel.replay.vllm_v1",
     "vllm-0.12": "windtunnel.replay.vllm_v1",
@@ -47,8 +48,8 @@ def replay(
     recording
         NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
     scheduler
-        vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0, sglang-0.5.23 (also
-        as sglang-0.5), sglang-0.4.6 or trtllm-1.0.
+        vllm-0.33, vllm-0.32, vllm-0.24, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0, sglang-0.5.23
+        (also as sglang-0.5), sglang-0.4.6 or trtllm-1.0.
     output
         File to write instead of standard output.
     """

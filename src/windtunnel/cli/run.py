@@ -68,6 +68,7 @@ def run(
         Measure from a tenth of the arrivals' time to the last arrival: neither filling nor draining counts.
     output
         Folder for the run: run.json, requests.parquet, iterations.parquet; for windtunnel report and your notebook.
+        With --stream: requests-*.parquet, written piece by piece.
     as_json
         Print the results as one JSON document instead of the table.
     verbose
@@ -80,7 +81,7 @@ def run(
         return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
     if details.stream:
-        return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup, output is not None), outputs)
+        return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup), outputs, output)
     default_goal, scenario = not scenario.goals.limits(), replace(scenario, goals=scenario.goals.or_default())
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
@@ -102,14 +103,21 @@ def run(
     return code
 
 
-def _in_pieces(scenario: Scenario, details: Details, as_json: bool, given: tuple[bool, ...], outputs: Outputs) -> int:
-    """Simulate without keeping requests and steps; ``given``: seeds, exclude_warmup and output."""
+def _in_pieces(
+    scenario: Scenario,
+    details: Details,
+    as_json: bool,
+    given: tuple[bool, ...],
+    outputs: Outputs,
+    output: Path | None,
+) -> int:
+    """Simulate without keeping requests and steps; ``given``: seeds and exclude_warmup."""
     from windtunnel.cli.run_streamed import run_streamed
 
-    refused = dict(zip(("seeds", "exclude_warmup", "output"), given, strict=True))
+    refused = dict(zip(("seeds", "exclude_warmup"), given, strict=True))
     refused |= {"gap": details.gap, "operators": details.operators} | dict.fromkeys(outputs.wanted(), True)
     default_goal = not scenario.goals.limits()
-    return run_streamed(replace(scenario, goals=scenario.goals.or_default()), refused, as_json, default_goal)
+    return run_streamed(replace(scenario, goals=scenario.goals.or_default()), refused, as_json, default_goal, output)
 
 
 @dataclass(frozen=True)

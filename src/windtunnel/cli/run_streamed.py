@@ -12,15 +12,23 @@ from windtunnel.errors import InputError
 from windtunnel.scenario.load_flags import TRACE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from windtunnel.metrics.streamed import StreamSummary
     from windtunnel.scenario import Goals, Scenario
 
 DONE, MISSED = 0, 1
 
 
-def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: bool, default_goal: bool = False) -> int:
+def run_streamed(
+    scenario: "Scenario",
+    refused: Mapping[str, bool],
+    as_json: bool,
+    default_goal: bool = False,
+    output: "Path | None" = None,
+) -> int:
     """Simulate, print and return the exit code; ``refused``: flags that need the whole run, and whether they are given;
-    ``default_goal``: whether the goal is ours.
+    ``default_goal``: whether the goal is ours; ``output``: the folder for the requests.
 
     Raises InputError for those, and for what cannot be simulated in pieces.
     """
@@ -38,6 +46,7 @@ def run_streamed(scenario: "Scenario", refused: Mapping[str, bool], as_json: boo
         found = stream(
             deployment, pieces, goals.limits(), scenario.load.seed,
             perf=scenario.server.perf, overheads=scenario.overheads(), executor=executor, workers=team.workers,
+            output=output,
         )  # fmt: skip
     document = found.to_json()
     if as_json:

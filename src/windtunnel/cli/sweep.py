@@ -11,6 +11,7 @@ from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, progress, sh
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
+from windtunnel.scenario.load_flags import TRACE
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 DONE, MISSED = 0, 1
 MOST_RATES = 1000
 """Rates that a range may have."""
-BAR = 24
+BAR = 12
 """Letters of the longest bar."""
 SERVED = 0.97
 """Share of the rate that a server which keeps up serves at least."""
@@ -72,7 +73,7 @@ def sweep(
     from windtunnel.scenario.sweep import sweep as simulate_all
 
     if report is not None:
-        require_writable("report", report)
+        require_writable("report", report, ours=True)
     with progress("simulating each rate"):
         points = simulate_all(scenario, rates)
     found = knee(points)
@@ -81,7 +82,7 @@ def sweep(
         said = {"schema_version": 1, "knee": rate, "knee_90": knee_ends(points)}
         show_json(said | {"points": [point.to_json() for point in points]})
     else:
-        show_sweep(points, found)
+        show_sweep(scenario, points, found)
     if report is not None:
         from windtunnel.report.sweep import sweep_page
 
@@ -89,10 +90,12 @@ def sweep(
     return MISSED if found is None else DONE
 
 
-def show_sweep(points: Sequence["Point"], found: "Point | None") -> None:
-    """A row for each rate, with a bar for the 90th percentile of the first token's time."""
-    from windtunnel.cli.terminal import number, share, show, table
-    from windtunnel.report.sweep import on_servers
+def show_sweep(scenario: Scenario, points: Sequence["Point"], found: "Point | None") -> None:
+    """What is carried, and a row for each rate, with a bar for the 90th percentile of the first token's time."""
+    from windtunnel.cli.terminal import facts_grid, number, share, show, table
+    from windtunnel.deployment.slo import ATTAINMENT, goal_words
+    from windtunnel.deployment.title import title
+    from windtunnel.report.sweep import verdict
 
     slowest = max((point.result.latencies["ttft"].percentile(90) for point in points), default=0.0)
     judged = any(isfinite(point.result.attainment) for point in points)
@@ -106,9 +109,13 @@ def show_sweep(points: Sequence["Point"], found: "Point | None") -> None:
         good = (share(point.result.attainment),) if judged else ()
         rows.append((f"{bar} {state}".strip(), *(number(value) for value in values), *good))
     heads = ("TTFT p90", "requests/s", "served", "TTFT p50 ms", "TTFT p90 ms", "TPOT p90 ms")
-    text = "Saturated at every rate" if found is None else f"Carries up to {number(found.rate)} requests/s"
+    load = scenario.load.trace or ("random" if scenario.load.is_random else TRACE)
+    count = f", {scenario.load.num_prompts:,} requests at each rate" if scenario.load.num_prompts else ""
+    what = f"{title(scenario.deployment().spec()['pools'])} · {load}{count}"
+    goal = goal_words(scenario.goals.limits(), scenario.goals.attainment or ATTAINMENT)
     notes = dict.fromkeys(f"note: {number(point.rate)}/s: {point.note}" for point in points if point.note)
-    show(f"{text}{on_servers(points)}.", table((*heads, *(("within goal",) if judged else ())), rows), *notes)
+    goals = [facts_grid([("goal", goal)])] if goal else []
+    show(what, verdict(points, found), *goals, table((*heads, *(("within goal",) if judged else ())), rows), *notes)
 
 
 def _why(point: "Point") -> str:

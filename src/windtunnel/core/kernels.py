@@ -52,12 +52,15 @@ IMPORT = re.compile(
 def file_of(module: str) -> Path | None:
     """The source of a module: of this package by its name, whether it has been imported or not; None if there is
     none."""
-    package, *inner = module.split(".")
+    package, _, inner = module.partition(".")
     if package != PACKAGE:
         found = getattr(sys.modules.get(module), "__file__", None)
         return Path(found) if found else None
-    path = ROOT.joinpath(*inner)
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    path = f"{ROOT}/{inner.replace('.', '/')}"
+    for found in (f"{path}.py", f"{path}/__init__.py"):
+        if os.path.isfile(found):  # noqa: PTH113 - hundreds are asked for, which take 30 ms as Path
+            return Path(found)
+    return None
 
 
 @cache

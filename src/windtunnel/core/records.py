@@ -47,7 +47,7 @@ def _integers(*names: str) -> Fields:
 POOL: Fields = [
     *_integers("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"),
     *_integers("async_scheduling"),
-    *_integers("servers", "counts_in_flight"),  # policy.routing.RankBalancer
+    *_integers("servers", "rotates", "counts_in_flight"),  # policy.routing.RankBalancer
     *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.disaggregation alone
     # first entry of each table in the flat array of floats
     *_integers("decode_tokens", "mixed_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention"),

@@ -150,7 +150,7 @@ def lowest_score(lanes: Array, replicas: Array, there: Array) -> int:
 def choose_lane(state: State, first: int, last: int, r: int, time: float) -> int:
     """What an API server of vLLM does with a request of a replica with several ranks (vllm/v1/engine/core_client.py,
     DPLBAsyncMPClient): the rank with the lowest score gets it, the first of equals from where the server begins: each
-    elsewhere, and since 0.27 with the next rank after every request.
+    elsewhere, and since 0.25 with the next rank after every request.
 
     Each server knows what it has sent since the last look, and takes the others for as busy. Up to 0.26 the score is
     4 · waiting + running; since 0.27 at least its own requests in flight, and a queue counts more where memory is
@@ -158,7 +158,7 @@ def choose_lane(state: State, first: int, last: int, r: int, time: float) -> int
     """
     pool = state.pools[state.groups[state.lanes[first].group].pool]
     server, count = state.requests[r].server, last - first
-    begin = count * server // pool.servers + pool.counts_in_flight * state.lanes[first].rotation[server]
+    begin = count * server // pool.servers + pool.rotates * state.lanes[first].rotation[server]
     best, lowest = first, np.inf
     for k in range(count):
         lane = state.lanes[first + (begin + k) % count]

@@ -291,7 +291,8 @@ class Engine:
     def balancer(self) -> RankBalancer:
         """What gives requests to its data-parallel ranks. Engines other than vLLM decide in one process."""
         servers = self.api_servers if self.backend == "vllm" else 1
-        return RankBalancer(servers, preset(self.preset).counts_in_flight)
+        chosen = preset(self.preset)
+        return RankBalancer(servers, chosen.balancer_rotates, chosen.counts_in_flight)
 
     def resolved(self, name: str) -> int:
         """A whole number that ``resolve_engine`` has filled in, such as ``max_num_batched_tokens``."""

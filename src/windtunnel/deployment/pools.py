@@ -12,6 +12,7 @@ from windtunnel.deployment.links import Link
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.deployment.store import Store
+from windtunnel.deployment.title import title
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device, device
 from windtunnel.model import Model, load_model
@@ -54,6 +55,9 @@ class Pool:
             object.__setattr__(self, name, known(given) if isinstance(given, str) else given)
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
+
+    def __repr__(self) -> str:
+        return f"Pool({title([self.spec()])})"
 
     @property
     def gpus(self) -> int:
@@ -195,6 +199,10 @@ class Deployment:
 
         if self.scaling or self.faults:
             self._require_elastic()
+
+    def __repr__(self) -> str:
+        router = f"; {self.router}" if self.replicas > 1 else ""
+        return f"Deployment({title([pool.spec() for pool in self.pools])}{router})"
 
     def _require_elastic(self) -> None:
         """Raise InputError where replicas or the link cannot come and go."""

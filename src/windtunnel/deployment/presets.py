@@ -99,6 +99,8 @@ class EnginePreset:
     Prompts are cut by default only for models of more than 32,768 tokens (vllm/engine/arg_utils.py of 0.5.4 to 0.8)."""
     server_per_rank: bool = False
     """As many API servers as data-parallel ranks by default (vllm/entrypoints/cli/serve.py, from 0.15 on); else one."""
+    balancer_rotates: bool = False
+    """API servers begin with the next rank after every request, see ``policy.routing.RankBalancer``."""
     counts_in_flight: bool = False
     """API servers count their own requests in flight, see ``policy.routing.RankBalancer``."""
     shares_memory: bool = True
@@ -134,6 +136,7 @@ VLLM_0_32 = EnginePreset(
     lacks=(),
     pipelines=(True, False),
     server_per_rank=True,
+    balancer_rotates=True,
     counts_in_flight=True,
 )
 VLLM_0_16 = EnginePreset(
@@ -143,20 +146,21 @@ VLLM_0_16 = EnginePreset(
 VLLM_0_12 = EnginePreset(
     "vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, memory=MEMORY_TORCH_SAMPLER
 )
-VLLM_0_20 = EnginePreset(
-    "vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER, server_per_rank=True
-)
+VLLM_0_17 = replace(VLLM_0_16, name="vllm-0.17", scheduler="vllm-0.16", memory=MEMORY_FLASHINFER_SAMPLER)
+VLLM_0_19 = replace(VLLM_0_17, name="vllm-0.19", scheduler="vllm-0.20", scheduler_reserve_full_isl=True)
+VLLM_0_20 = replace(VLLM_0_19, name="vllm-0.20", scheduler="", gpu_memory_utilization=0.92)
 VLLM_0_22 = replace(
     VLLM_0_20,
     name="vllm-0.22",
     scheduler="vllm-0.20",
     memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True),
-    lacks=("watermark",),
 )
-"""vLLM 0.22 to 0.30: the memory of their logs ("without CUDA graph memory profiling"). Their scheduler is taken to be
-that of 0.20; no recording of it is held against these versions. Of 25 random workloads (``python -m benchmarks.drift
-vllm WHEEL --preset vllm-0.20 --number 25 --seed 5``) 0.24.0 decides 19 alike, and four more with
-``plain_blocks_first``."""
+"""vLLM 0.22 to 0.30 have the memory of their logs ("without CUDA graph memory profiling")."""
+VLLM_0_24 = replace(VLLM_0_22, name="vllm-0.24", scheduler="", lacks=())
+VLLM_0_25 = replace(VLLM_0_24, name="vllm-0.25", scheduler="vllm-0.24", balancer_rotates=True)
+VLLM_0_27 = replace(VLLM_0_25, name="vllm-0.27", counts_in_flight=True)
+VLLM_0_28 = replace(VLLM_0_27, name="vllm-0.28", max_capture_size_blackwell=1024)
+VLLM_0_29 = replace(VLLM_0_28, name="vllm-0.29", captures_max_num_seqs=True)
 VLLM_0_6 = EnginePreset(
     "vllm-0.6",
     async_scheduling=False,
@@ -217,15 +221,22 @@ PRESETS: dict[str, EnginePreset] = {
     for preset in (
         replace(VLLM_0_32, name="vllm-0.33"),
         VLLM_0_32,
+        replace(VLLM_0_32, name="vllm-0.31", scheduler="vllm-0.32"),
+        VLLM_0_29,
+        VLLM_0_28,
+        VLLM_0_27,
+        VLLM_0_25,
+        VLLM_0_24,
         VLLM_0_22,
         VLLM_0_20,
-        replace(VLLM_0_20, name="vllm-0.19", scheduler="vllm-0.20"),
-        replace(VLLM_0_20, name="vllm-0.17", scheduler="vllm-0.20"),
+        VLLM_0_19,
+        VLLM_0_17,
         VLLM_0_16,
         replace(VLLM_0_16, name="vllm-0.15", scheduler="vllm-0.16"),
         replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16", server_per_rank=False),
         replace(VLLM_0_12, name="vllm-0.13", scheduler="vllm-0.12"),
         VLLM_0_12,
+        replace(VLLM_0_12, name="vllm-0.11", since="0.11.1", scheduler="vllm-0.12"),
         replace(VLLM_0_12, name="vllm-0.10", deepep=False),
         replace(VLLM_0_12, name="vllm-0.8", deepep=False, scheduler="vllm-0.10"),
         VLLM_0_6,
@@ -250,9 +261,9 @@ def preset(name: str) -> EnginePreset:
 def require_pipeline(engine_preset: EnginePreset, stages: int, async_scheduling: bool) -> None:
     """Raise InputError when the engine's pipelines are not simulated, or it has none with these settings.
 
-    vLLM 0.10 and 0.12 refuse asynchronous scheduling with a pipeline (config/vllm.py). From 0.16 to 0.20 it is on, but
-    the first stage waits for the tokens of each step before the next (v1/worker/gpu_model_runner.py), so that nothing
-    overlaps.
+    vLLM 0.10 and 0.12 refuse asynchronous scheduling with a pipeline (config/vllm.py). From 0.14 on it is on, but
+    with the first of its model runners the first stage waits for the tokens of each step before the next
+    (v1/worker/gpu_model_runner.py), so that nothing overlaps.
     """
     if stages == 1 or async_scheduling in engine_preset.pipelines:
         return

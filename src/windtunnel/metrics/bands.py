@@ -51,6 +51,12 @@ class Bands:
     not_found: Mapping[str, str] = field(default_factory=dict)
     """What a further simulation was to find (``roofline``, ``capacity``, ``unchanged rate``), and why not."""
 
+    def __repr__(self) -> str:
+        shown = (
+            f"{name} {text}" for name in ("ttft", "tpot", "e2el") if name in self.said and (text := self.shown(name))
+        )
+        return f"Bands(means on a real server: {', '.join(shown)}; confidence {self.doubt.grade[0]})"
+
     def factors(self, latency: str, level: float = LEVEL) -> Factors:
         """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, under a load that is scaled likewise."""
         first, steps = (self.doubt.factors(name, level) for name in ("first_token", "steps"))

@@ -61,7 +61,7 @@ class Distribution:
             return float("nan")
         if self._weights is None:
             return float(np.mean(self._values))
-        return float((self._values * self._weights).sum()) / self.count
+        return _weighted_sum(self._values, self._weights) / self.count
 
     @cached_property
     def std(self) -> float:
@@ -147,17 +147,35 @@ class Distribution:
     def _among_many(self, ranks: Integers, weights: NDArray[np.integer[Any]]) -> Floats:
         """The values of these ranks without sorting the rest: floats ≥ 0 are in the order of their bits, and those that
         share the upper ones are few."""
-        upper = self._values.view(np.int32)[UPPER::2] >> UNSORTED_BITS
-        upper -= upper.min()
-        upto = np.zeros(int(upper.max()) + 1)
-        for low in range(0, len(upper), MANY):
-            part = slice(low, low + MANY)
-            upto += np.bincount(upper[part], weights=weights[part], minlength=len(upto))
+        ends = np.array([self._values.min(), self._values.max()])
+        first, last = _upper(ends).tolist()
+        upto = np.zeros(last - first + 1)
+        parts = [slice(low, low + MANY) for low in range(0, len(self._values), MANY)]
+        for part in parts:
+            upto += np.bincount(_upper(self._values[part]) - first, weights=weights[part], minlength=len(upto))
         np.cumsum(upto, out=upto)
-        found, of_rank = np.empty(len(ranks)), np.searchsorted(upto, ranks, side="right")
-        for number in np.unique(of_rank):
-            mine, asked = upper == number, of_rank == number
-            order = np.argsort(self._values[mine])
-            cumulative = np.cumsum(weights[mine][order]) + (upto[number - 1] if number else 0)
-            found[asked] = self._values[mine][order][np.searchsorted(cumulative, ranks[asked], side="right")]
+        numbers = np.searchsorted(upto, ranks, side="right")
+        wanted = np.zeros(len(upto), dtype=np.bool_)
+        wanted[numbers] = True
+        some = [part.start + np.flatnonzero(wanted[_upper(self._values[part]) - first]) for part in parts]
+        values, shares = self._values[(chosen := np.concatenate(some))], weights[chosen]
+        order = np.argsort(values)
+        values, upper = values[order], _upper(values[order]) - first
+        cumulative = np.cumsum(shares[order])
+        found = np.empty(len(ranks))
+        for number in np.unique(numbers):
+            asked, low = numbers == number, int(np.searchsorted(upper, number))
+            before = (upto[number - 1] if number else 0) - (cumulative[low - 1] if low else 0)
+            found[asked] = values[np.searchsorted(cumulative + before, ranks[asked], side="right")]
         return found
+
+
+def _upper(values: Floats) -> NDArray[np.int32]:
+    """The bits by which floats ≥ 0 are sorted first."""
+    return np.ascontiguousarray(values).view(np.int32)[UPPER::2] >> UNSORTED_BITS
+
+
+def _weighted_sum(values: Floats, weights: NDArray[np.integer[Any]]) -> float:
+    """Σ values · weights, in pieces, without an array of all the products."""
+    parts = (slice(low, low + MANY) for low in range(0, len(values), MANY))
+    return math.fsum(float((values[part] * weights[part]).sum()) for part in parts)

@@ -22,6 +22,7 @@ from windtunnel.simulate.run import FINISHED, Run
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+NOTHING: Floats = np.zeros(0)
 TOLERANCE = 1e-9
 """A step's end and a token's time are the same event, rounded apart (s)."""
 
@@ -73,9 +74,13 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
     return replica.astype(np.int64) * 2**20 + rank
 
 
-def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
-    """All gaps that end with a decode, as (seconds, how many of them, when they end in one or more parts)."""
-    return _gaps_of_stages(steps) if steps.run.piped else gaps_of_groups(steps, *_joins(steps), Earlier())[:3]
+def pooled_gaps(steps: Steps, more: Floats = NOTHING) -> tuple[Floats, Counts, Sequence[Floats]]:
+    """All gaps that end with a decode, as (seconds, how many of them, when they end in one or more parts), and behind
+    them ``more``, of one token each, without their ends."""
+    if not steps.run.piped:
+        return gaps_of_groups(steps, *_joins(steps), Earlier(), more)[:3]
+    gaps, counts, ends = _gaps_of_stages(steps)
+    return np.append(gaps, more), np.append(counts, np.ones(len(more), dtype=counts.dtype)), ends
 
 
 def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
@@ -105,18 +110,18 @@ class Earlier(NamedTuple):
 
 
 def gaps_of_groups(
-    steps: Steps, lane: Integers, time: Floats, earlier: Earlier
+    steps: Steps, lane: Integers, time: Floats, earlier: Earlier, more: Floats = NOTHING
 ) -> tuple[Floats, Counts, Sequence[Floats], Earlier]:
     """Where no replica has several stages: steps of a group have one duration, with which all of its tokens come; but
     for those of rows that follow a pause of their lane, whose first step ends a longer gap.
 
-    ``lane``, ``time``: of the prefills after which requests decode, see ``_joins``. Returns what ``pooled_gaps`` does,
-    and what is open at the end.
+    ``lane``, ``time``: of the prefills after which requests decode, see ``_joins``; ``more``: gaps of one token each
+    that come after these. Returns what ``pooled_gaps`` does, and what is open at the end.
     """
     lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
     log, ends = steps.run.iterations, steps.ends
     if len(ends) == 0:
-        return np.zeros(0), np.zeros(0, dtype=np.int32), (np.zeros(0),), Earlier(earlier.ends, lane, time)
+        return more, np.ones(len(more), dtype=np.int32), (np.zeros(0),), Earlier(earlier.ends, lane, time)
     first = steps.grouped.first
     rows = _decode_rows(steps, earlier.ends)
     at, later = _rows_joined(steps, rows, lane, time)
@@ -130,12 +135,13 @@ def gaps_of_groups(
     number = (np.cumsum(rows.paused) - 1)[at]
     del rows  # what follows has one entry for each step
     n, ended = len(ends), ends[first[begins]]
-    values, counts = np.empty(n + len(begins) + len(at)), np.ones(n + len(begins) + len(at), dtype=np.int32)
+    until = n + len(begins) + len(at)
+    values, counts = np.empty(until + len(more)), np.ones(until + len(more), dtype=np.int32)
     values[0], counts[:n] = 0.0, steps.emitted
     np.subtract(ends[1:], ends[:-1], out=values[1:n])
     values[first[steps.heads]] = ends[first[steps.heads]] - log.start[steps.heads]
     values[n : n + len(begins)] = np.where(np.isnan(before), ended - log.start[begins], ended - before)
-    values[n + len(begins) :] = ended_at - joined
+    values[n + len(begins) : until], values[until:] = ended_at - joined, more
     np.subtract.at(counts, first[begins], left)
     np.subtract.at(left, number, 1)
     counts[n : n + len(begins)] = left
@@ -199,11 +205,11 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
         return Distribution(_event_gaps(steps, window, tokens))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
-    gaps, counts, ends = pooled_gaps(steps)
+    gaps, counts, ends = pooled_gaps(steps, waited)
     if not window.trimmed:
-        return Distribution.pooled(gaps, counts, waited)
-    inside = window.holds(np.concatenate(ends))
-    return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
+        return Distribution(gaps, counts)
+    inside = window.holds(np.concatenate([*ends, stalls.resumed_token]))
+    return Distribution(gaps[inside], counts[inside])
 
 
 def streamed(run: Run) -> float:

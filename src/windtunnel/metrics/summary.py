@@ -20,7 +20,7 @@ from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, 
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import SOURCES, Usage, cost_usd, time_share, usage
 from windtunnel.metrics.window import Window, window_of
-from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run, data_frame
 
 SCHEMA_VERSION = 1
 NAN = float("nan")
@@ -103,6 +103,16 @@ class Summary:
         heads = [f"<th>{name}</th>" for name in ("ms", *Distribution(np.zeros(1)).statistics())]
         table = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (heads, *rows))
         return f"<p>{escape(repr(self))}</p><table>{table}</table>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, as ``windtunnel run --json`` says it."""
+        return summary_json(self)
+
+    def to_pandas(self) -> Any:
+        """The latencies as a pandas DataFrame, seconds, a row each. Raises InputError where pandas is not installed."""
+        found = {name: values.statistics() for name, values in self.latencies.items()}
+        heads = next(iter(found.values()))
+        return data_frame({head: [values[head] for values in found.values()] for head in heads}, list(found))
 
     @property
     def meets_slo(self) -> bool:

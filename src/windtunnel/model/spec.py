@@ -61,6 +61,10 @@ class Model:
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a reader of results should know, e.g. that only the text part of the model is simulated."""
 
+    def __repr__(self) -> str:
+        dtype = self.quantization.methods if self.quantization else self.dtype
+        return f"Model({self.name}: {self.architecture}, {sum(count for count, _ in self.layers)} layers, {dtype})"
+
     def __post_init__(self) -> None:
         if self.embedding_size == 0:
             object.__setattr__(self, "embedding_size", self.hidden_size)

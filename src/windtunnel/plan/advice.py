@@ -57,7 +57,7 @@ class Advice:
     @property
     def notes(self) -> list[str]:
         """What may be wrong with the answer, and what the run says of itself."""
-        known = [text for text in (self.band.known_bad, self.too_few) if text]
+        known = [self.band.known_bad] if self.band.known_bad else []
         return [*known, *self.run.manifest["warnings"]]
 
 
@@ -73,15 +73,10 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    draws, given, too_few = None, isinstance(answer.objective, Goodput), ""
+    draws, given = None, isinstance(answer.objective, Goodput)
     if workloads is not None and not given and len(seeds) > 1:
         carried = rate if isinstance(answer.objective, LeastForRate) else 0.0
         draws = capacity_draws(deployment, answer.question, workloads, seeds, carried)
-        if draws.rates and min(draws.rates) < carried:
-            too_few = (
-                f"{len(answer.question.workload):,} requests are too few: a longer load of the same kind holds at "
-                f"{min(draws.rates):.3g} requests/s, not at {carried:.3g}: raise --num-prompts"
-            )
     missed = _whole(answer, best)
     if missed is None and not given:
         missed = _beyond(answer, deployment)
@@ -97,7 +92,20 @@ def advise(
         ends=_ends(answer, best),
         draws=draws,
         band=band_of(answer),
-        too_few=too_few,
+        too_few=_too_few(answer, rate, draws),
+    )
+
+
+def _too_few(answer: SearchResult, rate: float, draws: Draws | None) -> str:
+    """That no answer comes of so few requests: those of longer loads, which fill the winner, are served more slowly."""
+    if draws is None or not draws.rates:
+        return ""
+    held = min(draws.rates) if isinstance(answer.objective, LeastForRate) else max(draws.rates)
+    if held >= rate:
+        return ""
+    return (
+        f"{len(answer.question.workload):,} requests are too few: a longer load of the same kind holds at {held:.3g} "
+        f"{draws.unit}, not at {rate:.3g}: raise --num-prompts"
     )
 
 
@@ -166,7 +174,12 @@ def _cheaper(answer: SearchResult, best: Entry, winner: Deployment) -> str:
         return "none is cheaper"
     index = max(prices, key=lambda index: (prices[index], -index))
     name = answer.contenders[index].candidate.name
-    return f"{name} at {prices[index]:.4g} {'GPUs' if _counts_gpus(answer) else '$/h'}: {_failure(answer, index, best)}"
+    return f"{name} at {_cost(answer, prices[index])}: {_failure(answer, index, best)}"
+
+
+def _cost(answer: SearchResult, value: float) -> str:
+    """``$5.38/h``, or GPUs where those are counted."""
+    return f"{value:.0f} GPUs" if _counts_gpus(answer) else f"${value:,.2f}/h"
 
 
 def _ends(answer: SearchResult, best: Entry) -> str:
@@ -211,9 +224,9 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     if entry.status == "bounded" or isinstance(answer.objective, Goodput):
         return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}"
     if entry.status == "exact" and entry.step is not None:
+        value = answer.objective.value(entry.promise)
         by_rate = isinstance(answer.objective, LeastForRate)
-        verb = "cannot serve the rate; needs" if by_rate else "reaches"
-        return f"{verb} {answer.objective.value(entry.promise):.3g} {unit}"
+        return f"misses the goal; {_cost(answer, value)} would meet it" if by_rate else f"reaches {value:.3g} {unit}"
     try:
         missed = _whole(answer, entry, _start(answer, entry, best))
     except InputError as error:
@@ -240,7 +253,12 @@ def describe(margin: Margin) -> str:
         return f"the tightest limit of each request is at {percent(margin.value)}"
     if math.isinf(margin.value):
         return f"{margin.name} cannot be met: too many requests do not finish"
-    return f"{margin.name} is {1e3 * margin.value:.3g} ms, the limit {1e3 * margin.limit:.3g} ms"
+    return f"{margin.name} is {_ms(margin.value)} ms, the limit {_ms(margin.limit)} ms"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds with three digits, the thousands apart."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 1 else f"{1e3 * seconds:.3g}"
 
 
 def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class Band:
         if self.replicas:
             half, most = (str(count) if count else "more than were tried" for count in self.confident or (None, None))
             last = str(self.replicas[2]) if self.replicas[2] else "more than were tried"
-            yield "replicas", f"half of real servers need {half}, 9 of 10 at most {most}, 19 of 20 at most {last}"
+            said = f"half of real servers need {half}, 9 of 10 at most {most}, 19 of 20 at most {last}"
+            yield "replicas", f"{last} on 19 of 20 real servers" if half == last else said
         if self.rates:
             low, said, high = (f"{rate:.3g}" for rate in (self.rates[2], self.rates[1], self.rates[0]))
             yield "capacity", f"{said} {self.unit} ({low} to {high} on a real server)"

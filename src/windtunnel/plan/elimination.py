@@ -25,7 +25,7 @@ from windtunnel.workload import head
 
 LARGEST_JOB = 64
 """Most candidates of one job."""
-LIMITS = ("max_num_seqs", "max_num_batched_tokens", "replicas", "router", "decode")
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "replicas", "router", "decode_router", "autoscale", "decode")
 """Last words of the axes that do not change how long a batch takes; the last one's are the ratios of two pools."""
 
 Status = Literal["exact", "beaten", "bounded", "impossible", "refused"]

@@ -33,7 +33,7 @@ from windtunnel.workload.graph import waiting_rows
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""
 INFINITE = math.inf
-LATER = ("good_rate", "good_share")
+LATER = ("good_rate", "good_share", "gpus")
 """Numbers that outcomes in older stores lack."""
 TIGHTEST = "tightest limit"
 """Margin of requests' tightest limits, where a request has several."""
@@ -81,11 +81,17 @@ class Outcome:
     stopped, what it could reach at most."""
     good_share: float = math.nan
     """Share of all requests that are good; as ``good_rate``."""
+    gpus: float = math.nan
+    """GPUs that are paid where an autoscaler starts and stops replicas: their mean over the run."""
 
     def binding(self) -> Margin | None:
         """The limit that is nearest to being broken, or broken most."""
         known = [margin for margin in self.margins if not math.isnan(margin.value)]
         return max(known, key=lambda margin: margin.stretch, default=None)
+
+    def share_of(self, gpus: int) -> float:
+        """The share of a deployment's GPUs that is paid; 1 unless an autoscaler stops some."""
+        return 1.0 if math.isnan(self.gpus) else self.gpus / gpus
 
     def to_json(self) -> dict[str, Any]:
         """For JSON, which has neither infinity nor NaN: both are null."""

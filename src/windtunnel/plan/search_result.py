@@ -99,11 +99,12 @@ class SearchResult:
         deployment, rate = self.measured(entry)
         held = entry.held
         assert held is not None
+        purchase, share = purchase_of(self.objective), held.share_of(deployment.gpus)
         return {
             "settings": dict(self.contenders[entry.index].candidate.settings),
             "replicas": deployment.replicas,
-            "gpus": purchase_of(self.objective).gpus(deployment),
-            "price_per_hour": purchase_of(self.objective).price(deployment) or math.nan,
+            "gpus": share * purchase.gpus(deployment) if share < 1.0 else purchase.gpus(deployment),
+            "price_per_hour": share * purchase.price(deployment) or math.nan,
             ("lanes" if self.question.in_lanes else "request_rate"): rate,
             "value": self.objective.value(entry.promise),
             "attainment": held.attainment,

@@ -20,24 +20,24 @@ from windtunnel.files import read_yaml, typed
 from windtunnel.hardware import device
 from windtunnel.model import Model, load_model
 from windtunnel.policy.named import find_router, find_scheduler
+from windtunnel.policy.scaling import Autoscale
 
 WORDS = {"preset": "engine"}
 """Fields of Engine whose word is another than their name, as in scenario files."""
 ENGINE_AXES = {WORDS.get(entry.name, entry.name): entry.name for entry in fields(Engine)}
 AXES: Mapping[str, Any] = MappingProxyType(
     {word: get_type_hints(Engine)[name] for word, name in ENGINE_AXES.items()}
-    | {"device": str, "replicas": int, "router": str, "store": str}
+    | {"device": str, "replicas": int, "router": str, "store": str, "autoscale": str}
 )
 """What can vary → its type."""
 
-
-NO_STORE = "none"
-"""On the axis ``store``, whose other values are a store's words."""
+NONE = "none"
+"""On the axes ``store`` and ``autoscale``, whose other values are the words of one."""
 SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
-POOLS = ("pools", "prefill", "decode", "ratio", "placement", "link", "handover")
+POOLS = ("pools", "prefill", "decode", "decode_router", "ratio", "placement", "link", "handover")
 """Words of a file of a space that say how prefill and decode are separated, as the flags of these names do."""
 EXCLUDED = "left out by exclude"
 
@@ -113,13 +113,14 @@ class Candidate:
         return in_words(self.settings)
 
     def scaled(self, times: int) -> Deployment:
-        """So many times the smallest deployment with these shares of replicas: of one pool, this many replicas."""
+        """So many times the smallest deployment with these shares of replicas: of one pool, this many replicas. Of a
+        number that is not an autoscaler's most, all of them run all the time."""
         pools = self.deployment.pools
         whole = gcd(*(pool.replicas for pool in pools))
         if times == whole:
             return self.deployment
         scaled = tuple(replace(pool, replicas=times * (pool.replicas // whole)) for pool in pools)
-        return replace(self.deployment, pools=scaled)
+        return replace(self.deployment, pools=scaled, scaling=None)
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
@@ -190,10 +191,15 @@ class Space:
             "router": find_router,
             "scheduler": find_scheduler,
             "store": Store.of,
+            "autoscale": autoscaler,
         }
         for axis, check in checks.items():
-            for text in set(self.axes.get(axis, ())) - {None, NO_STORE}:
+            for text in set(self.axes.get(axis, ())) - {None, NONE}:
                 check(text)
+        if "replicas" in self.axes and set(self.axes.get("autoscale", ())) - {NONE}:
+            raise InputError(
+                "replicas: are an autoscaler's to start and stop: leave the axis out, or say least and most"
+            )
 
     @property
     def size(self) -> int:
@@ -224,10 +230,14 @@ class Space:
         except InputError as error:
             split = f"{engine.tensor_parallel_size * engine.pipeline_parallel_size} × {gpu.name}"
             raise InputError(f"{self._model.name} does not fit into the memory of {split}") from error
-        if (text := settings.get("store", NO_STORE)) != NO_STORE:
+        if (text := settings.get("store", NONE)) != NONE:
             pool = replace(pool, stores=(Store.of(text),))
             require_taking([pool.stores], [engine_scheduler(pool.engine)])
-        return Deployment((pool,), settings.get("router", "round_robin"))
+        router = settings.get("router", "round_robin")
+        if (text := settings.get("autoscale", NONE)) != NONE:
+            scaling = autoscaler(text)
+            return Deployment((replace(pool, replicas=scaling.most),), router, scaling=scaling)
+        return Deployment((pool,), router)
 
     def enumerate(self, *, with_price: bool = False) -> Enumeration:
         """The points that can run and keep the constraints, and why the others do not.
@@ -252,7 +262,7 @@ class Space:
             reason = self.constraints.broken_by(deployment)
             if reason is None and with_price and deployment.price_per_hour == 0:
                 reason = f"the price of {settings['device']} is not known: give it in a file of devices"
-            spec = "" if reason is not None else repr(deployment.spec())
+            spec = "" if reason is not None else repr((deployment.spec(), deployment.scaling))
             if spec in seen:
                 reason = "the same as another once defaults are filled in"
             if reason is None:
@@ -282,6 +292,11 @@ class Space:
             "devices_file": str(self.devices_file) if self.devices_file else None,
             "prices": self.prices,
         }
+
+
+def autoscaler(text: str) -> Autoscale:
+    """The autoscaler of these words, ``policy=hpa least=2 most=8``. Raises InputError for an unknown or a wrong one."""
+    return Autoscale.of(dict(word.partition("=")[::2] for word in text.split()))
 
 
 def _require_within(rule: Mapping[str, Sequence[Any]], axes: Mapping[str, Sequence[Any]]) -> None:

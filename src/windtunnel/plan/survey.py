@@ -72,8 +72,9 @@ def promising(answer: SearchResult, most: int) -> list[Candidate]:
     entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
     order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))
     ranked = [answer.contenders[entry.index].candidate for entry in order]
-    first = {repr(one.scaled(1).pools): one.index for one in reversed(ranked)}
-    candidates = [one for one in ranked if first[repr(one.scaled(1).pools)] == one.index]
+    of_pools = {one.index: repr([pool.spec() for pool in one.scaled(1).pools]) for one in ranked}
+    first = {of_pools[one.index]: one.index for one in reversed(ranked)}
+    candidates = [one for one in ranked if first[of_pools[one.index]] == one.index]
     seen: dict[tuple[object, ...], int] = {}
     turns = []
     for place, candidate in enumerate(candidates):

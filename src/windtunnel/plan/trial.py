@@ -31,7 +31,7 @@ from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.perf.user_kernels import databases
 from windtunnel.plan.doubt import slowed, tightened
-from windtunnel.plan.outcome import Outcome, measure, needed
+from windtunnel.plan.outcome import Margin, Outcome, measure, needed
 from windtunnel.plan.question import Question
 from windtunnel.simulate.run import REJECTED, Requests, Run
 from windtunnel.simulate.simulate import simulate
@@ -62,7 +62,7 @@ def trial(question: Question, deployment: Deployment, rate: float, tables: Table
     tables = tables or tables_for(question, deployment)
     found: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
-        one = _one_draw(draw, deployment, rate, tables)
+        one = as_asked(_one_draw(draw, deployment, rate, tables), question)
         if not one.met:
             return one
         found = one if found is None or one.stretch > found.stretch else found
@@ -89,7 +89,17 @@ def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
 def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outcome:
     """A trial that is not stopped early."""
     asked = tightened(deployment, tables_for(question, deployment), question)
-    return measure(whole_run(question, deployment, rate), asked, rate)
+    return as_asked(measure(whole_run(question, deployment, rate), asked, rate), question)
+
+
+def as_asked(found: Outcome, question: Question) -> Outcome:
+    """The same in the limits that were asked for: what was held against tighter ones comes later by as much."""
+    limits = (*(each.seconds for each in question.slo.percentiles), *question.slo.limits.values())
+    said = [
+        one if one.limit == limit else Margin(one.name, one.value * limit / one.limit, limit)
+        for one, limit in zip(found.margins, limits, strict=False)
+    ]
+    return replace(found, margins=(*said, *found.margins[len(said) :]))
 
 
 def simulated(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
@@ -154,7 +164,8 @@ def trial_key(question: Question, pools: str, deployment: Deployment, rate: floa
     spec = deployment.spec()
     between = [spec.get(name) for name in ("link", "handover", "decode_router")]
     roles = [pool.role for pool in deployment.pools]
-    parts = (question.digest, pools, deployment.router, replicas, roles, between, repr(rate), code_digest())
+    elastic = repr(deployment.scaling) if deployment.scaling else None
+    parts = (question.digest, pools, deployment.router, replicas, roles, between, elastic, repr(rate), code_digest())
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -165,7 +176,7 @@ def deployment_key(deployment: Deployment, perf: str) -> str:
 
 def candidate_key(question: Question, deployment: Deployment) -> str:
     """Name of a deployment under a question, found without looking into the kernel database."""
-    parts = [deployment.spec(), question.digest, code_digest()]
+    parts = [deployment.spec(), repr(deployment.scaling), question.digest, code_digest()]
     contents = [repr((pool.model.layers, pool.device, _scheduler_file(pool))) for pool in deployment.pools]
     return sha256(json.dumps([*parts, contents], default=str).encode()).hexdigest()[:32]
 

@@ -37,6 +37,8 @@ class RankBalancer:
 
     servers: int = 1
     """API servers, which do not know what the others send until the coordinator looks at the ranks again."""
+    rotates: bool = False
+    """After each request an API server looks for the least busy rank from the next one on (since vLLM 0.25)."""
     counts_in_flight: bool = False
     """An API server counts its own requests in flight (since vLLM 0.27), else queues and running lists alone."""
 

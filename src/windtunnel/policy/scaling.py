@@ -1,10 +1,12 @@
 """Replicas that come, go and fail: rules of an autoscaler, and faults, as data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_type_hints
 
-from windtunnel.errors import InputError, require_words
+from windtunnel.errors import InputError, require_words, unknown
+from windtunnel.files import typed_words
 
 
 class Look(NamedTuple):
@@ -199,6 +201,18 @@ class Autoscale:
             raise InputError(f"autoscale: interval={self.interval}: must be seconds > 0")
         if not 0 <= self.startup < inf:
             raise InputError(f"autoscale: startup={self.startup}: must be seconds ≥ 0")
+
+    @classmethod
+    def of(cls, words: Mapping[str, str]) -> "Autoscale":
+        """The autoscaler of these words, ``policy`` among them. Raises InputError for an unknown or a wrong one."""
+        policy = words.get("policy", "thresholds")
+        if policy not in RULES:
+            raise unknown("policy of autoscale", policy, RULES)
+        rule, own = RULES[policy], {name: kind for name, kind in get_type_hints(cls).items() if name != "rule"}
+        left = {name: value for name, value in words.items() if name != "policy"}
+        given = typed_words(left, own | get_type_hints(rule), "autoscale: ")
+        settings = {name: value for name, value in given.items() if name in own}
+        return cls(rule(**{name: value for name, value in given.items() if name not in own}), **settings)
 
     def wanted(self, look: Look) -> int:
         """How many replicas there should be."""

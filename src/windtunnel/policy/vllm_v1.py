@@ -44,25 +44,25 @@ class VllmV1(Settings):
     """Without chunks, pass over a prompt that exceeds the rest of the budget; otherwise all wait behind it. Those
     passed over go back to the front of the queue, the last one first (vLLM ≤ 0.10)."""
     reserve_full_prompt: bool = True
-    """Admit only when the blocks of the whole prompt are free (scheduler_reserve_full_isl, vLLM ≥ 0.20)."""
+    """Admit only when the blocks of the whole prompt are free (scheduler_reserve_full_isl, vLLM ≥ 0.19)."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while anything runs (vLLM ≥ 0.32)."""
+    """Share of all blocks that an admission must leave free while anything runs (vLLM ≥ 0.24)."""
     max_num_active_seqs: int = 0
-    """Admit none while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.32)."""
+    """Admit none while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.31)."""
     long_prefill_token_threshold: int = 0
     """Tokens that one request may compute in a step, so that long prompts leave budget to others; 0: no such limit
     (config/scheduler.py)."""
     adaptive_threshold: bool = False
     """Raise the threshold to an equal share of the budget where that is more
-    (long_prefill_token_threshold_adaptive, vLLM ≥ 0.32)."""
+    (long_prefill_token_threshold_adaptive, vLLM ≥ 0.31)."""
     threshold_when_alone: bool = False
-    """The threshold holds for a request that has the engine to itself, too (vLLM ≤ 0.20)."""
+    """The threshold holds for a request that has the engine to itself, too (vLLM ≤ 0.30)."""
     prefix_caching: bool = False
     """Share full blocks of equal beginnings, and keep those of ended requests until they are needed
     (v1/core/block_pool.py)."""
     plain_blocks_first: bool = True
     """Hand out freed blocks without a reusable prefix before all others; otherwise in the order of their release
-    (vLLM ≤ 0.20)."""
+    (vLLM ≤ 0.23)."""
     admission_order: AdmissionOrder = "fcfs"
     """Whom to admit next: the head of the queue, preempted requests first, or the lowest (priority, arrival, name)
     (v1/core/sched/request_queue.py; vLLM 0.10 has no names there and ends where the first two are equal)."""
@@ -73,7 +73,7 @@ class VllmV1(Settings):
     lost to the budget and count as computed (vLLM ≤ 0.10, a flaw)."""
     track_place: bool = True
     """After a preemption go on with the next running request; otherwise every victim that stood before the present one
-    and returned no tokens makes the pass skip one (vLLM ≤ 0.20)."""
+    and returned no tokens makes the pass skip one (vLLM ≤ 0.30)."""
     go_on_after_own_preemption: bool = True
     """After a request that had to preempt itself, because it was the worst, go on with the running requests behind it;
     otherwise they get nothing in that step (vLLM ≤ 0.32). Where the newest goes, there are none behind it."""
@@ -94,13 +94,13 @@ class VllmV1(Settings):
     pipeline_parallel_size: int = 1
     """Stages that a step passes through one by one. So many steps are in flight, and one more with asynchronous
     scheduling, where a request then decodes in every so-many-th step only (EngineCore.step_with_batch_queue;
-    next_decode_eligible_step, vLLM ≥ 0.32)."""
+    next_decode_eligible_step, vLLM ≥ 0.23)."""
     wait_for_output: bool = True
-    """Pass over a preempted request while a step with it is in flight (num_stale_output_tokens, vLLM ≥ 0.32); otherwise
+    """Pass over a preempted request while a step with it is in flight (num_stale_output_tokens, vLLM ≥ 0.31); otherwise
     it can be admitted before its latest token is known."""
     decide_after_empty_step: bool = True
     """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
-    one (vLLM ≤ 0.20)."""
+    one (vLLM ≤ 0.30)."""
     drafts: Drafts | None = None
     """What a drafter proposes, which steps verify; None: nothing."""
     encoder: Encoder | None = None
@@ -132,7 +132,7 @@ class VllmV1(Settings):
         return self.pipeline_parallel_size + self.async_scheduling
 
     def watermark_blocks(self, limits: Limits) -> int:
-        """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM ≥ 0.32)."""
+        """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM ≥ 0.24)."""
         return int(self.watermark * (limits.num_blocks + 1))
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
@@ -191,23 +191,20 @@ class VllmV1(Settings):
 
 _NEWEST = VllmV1(prefix_caching=True)
 _UNTIL_0_32 = replace(_NEWEST, go_on_after_own_preemption=False, interval_when_alone=False)
-_UNTIL_0_20 = replace(
-    _UNTIL_0_32,
-    threshold_when_alone=True,
-    plain_blocks_first=False,
-    track_place=False,
-    wait_for_output=False,
-    decide_after_empty_step=False,
+_UNTIL_0_30 = replace(
+    _UNTIL_0_32, threshold_when_alone=True, track_place=False, wait_for_output=False, decide_after_empty_step=False
 )
+_UNTIL_0_23 = replace(_UNTIL_0_30, plain_blocks_first=False)
 
 VERSIONS: dict[str, VllmV1] = {
     "vllm-0.33": _NEWEST,
     "vllm-0.32": _UNTIL_0_32,
-    "vllm-0.20": _UNTIL_0_20,
-    "vllm-0.16": replace(_UNTIL_0_20, reserve_full_prompt=False),
-    "vllm-0.12": replace(_UNTIL_0_20, reserve_full_prompt=False, async_scheduling=False),
+    "vllm-0.24": _UNTIL_0_30,
+    "vllm-0.20": _UNTIL_0_23,
+    "vllm-0.16": replace(_UNTIL_0_23, reserve_full_prompt=False),
+    "vllm-0.12": replace(_UNTIL_0_23, reserve_full_prompt=False, async_scheduling=False),
     "vllm-0.10": replace(
-        _UNTIL_0_20,
+        _UNTIL_0_23,
         reserve_full_prompt=False,
         async_scheduling=False,
         skip_unfit_prompts=True,

@@ -16,6 +16,7 @@ from windtunnel.replay.vllm_v1_core import Core, Drafting, drafts_of
 VERSIONS = {
     "vllm-0.33": "0.33.0",
     "vllm-0.32": "0.32.0",
+    "vllm-0.24": "0.30.0",
     "vllm-0.20": "0.20.2",
     "vllm-0.16": "0.16.0",
     "vllm-0.12": "0.12.0",
@@ -23,8 +24,10 @@ VERSIONS = {
 }
 """Releases whose schedulers were compared with."""
 
-SINCE_0_32 = ("vllm-0.33", "vllm-0.32")
-"""Versions that know ``watermark``, ``max_num_active_seqs`` and ``long_prefill_token_threshold_adaptive``."""
+SINCE_0_31 = ("vllm-0.33", "vllm-0.32")
+"""Versions that know ``max_num_active_seqs`` and ``long_prefill_token_threshold_adaptive``."""
+SINCE_0_24 = (*SINCE_0_31, "vllm-0.24")
+"""Versions that know ``watermark``."""
 
 CONFIG: Record = {
     "max_num_seqs": 128,
@@ -67,11 +70,11 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
     rules = RULES[version]
     if config["policy"] not in ("fcfs", "priority"):
         raise unknown("policy", config["policy"], ("fcfs", "priority"))
-    new = version in SINCE_0_32
+    new = version in SINCE_0_31
     return replace(
         rules.with_flags({**config, "scheduling_policy": config["policy"], "pipeline_parallel_size": 1}),
         reserve_full_prompt=rules.reserve_full_prompt and config["scheduler_reserve_full_isl"],
-        watermark=config["watermark"] if new else 0.0,
+        watermark=config["watermark"] if version in SINCE_0_24 else 0.0,
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
         max_loras=config["max_loras"],

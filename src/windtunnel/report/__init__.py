@@ -10,7 +10,7 @@ from windtunnel.deployment import SLO
 from windtunnel.files import require_writable, write_whole
 from windtunnel.hardware import load_devices
 from windtunnel.metrics import summary, unroll
-from windtunnel.report.html import html_report
+from windtunnel.report.html import html_report, key_figures
 from windtunnel.report.manifests.formats import write_manifests
 from windtunnel.report.manifests.servers import Node
 from windtunnel.report.perfetto import perfetto, trace_text
@@ -22,7 +22,18 @@ from windtunnel.simulate.run import Run
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "plots", "prometheus", "report", "vllm_bench", "write_launch"]
+__all__ = [
+    "FOLDERS",
+    "TEXTS",
+    "cards",
+    "html_report",
+    "perfetto",
+    "plots",
+    "prometheus",
+    "report",
+    "vllm_bench",
+    "write_launch",
+]
 
 
 def plots(run: Run, slo: SLO | None = None) -> "dict[str, Figure]":
@@ -44,13 +55,28 @@ def plots(run: Run, slo: SLO | None = None) -> "dict[str, Figure]":
     return {name: Figure(each) for name, each in found.items()}
 
 
+CARDS = """
+.windtunnel .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 10px; }
+.windtunnel .card { border: 1px solid #8886; border-radius: 10px; padding: 10px 14px; }
+.windtunnel .name, .windtunnel .more { font-size: 12px; opacity: 0.75; }
+.windtunnel .value { font-size: 22px; font-weight: 600; }
+"""
+"""How cards look outside of a page of ours."""
+
+
+def cards(run: Run) -> str:
+    """The key figures of a run as a fragment of HTML, for notebooks."""
+    steps = unroll(run)
+    return f"<div class='windtunnel'><style>{CARDS}</style>{key_figures(summary(run, steps=steps), None, {})}</div>"
+
+
 def report(run: Run, path: str | PathLike[str], slo: SLO | None = None) -> Path:
     """Write a run's page, one HTML file with tables and plots that needs no network; its path.
 
     Raises:
         InputError: the file cannot be written.
     """
-    require_writable("report", Path(path))
+    require_writable("report", Path(path), ours=True)
     write_whole(Path(path), _report(run, slo))
     return Path(path)
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from html import escape
-from math import isfinite, isinf, isnan, nan
+from math import isfinite, isnan, nan
 
 import numpy as np
 
 from windtunnel.metrics import Comparison, Interval, Measure, Variant
 from windtunnel.metrics.comparison import plain
-from windtunnel.metrics.evidence import span
 from windtunnel.report.figures import Figure, cdf, over_time, rounded, scatter, titled, upright
 from windtunnel.report.page import number, page, plot, table, warnings
 
@@ -98,6 +97,15 @@ def difference(comparison: Comparison, variant: Variant, measure: Measure) -> st
     return text if absolute.differs or isnan(absolute.mean) else f"({text})"
 
 
+def changed(share: float) -> str:
+    """A relative change: ``−11 %``; more than double as a factor."""
+    if not isfinite(share):
+        return "overloaded"
+    if share > 1:
+        return f"× {1 + share:.1f}"
+    return f"{'−' if share < 0 else '+'}{100 * abs(share):.0f} %"
+
+
 def on_servers(comparison: Comparison, variant: Variant, measure: Measure) -> str:
     """Between which values a variant's difference lies on 90 % of measured servers, as ``difference`` has it."""
     if variant.ends is None:
@@ -107,8 +115,8 @@ def on_servers(comparison: Comparison, variant: Variant, measure: Measure) -> st
         return "same" if low == 0 else ""
     share = comparison.span(variant, measure.name)
     if share is None:
-        return f"{_signed(Interval(low, nan, 1), measure.scale)}…{_signed(Interval(high, nan, 1), measure.scale)}"
-    return f"{100 * (share[0] - 1):+.0f} %…overloaded" if isinf(high) else span(share)
+        return f"{_signed(Interval(low, nan, 1), measure.scale)} to {_signed(Interval(high, nan, 1), measure.scale)}"
+    return " to ".join(changed(one - 1) for one in share)
 
 
 def open_ends(comparison: Comparison) -> list[str]:

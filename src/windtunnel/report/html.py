@@ -52,7 +52,7 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
     version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
     sections = (
         _header(heading, manifest, summary, slo),
-        _answer(summary, slo, manifest.get("bands") or {}),
+        key_figures(summary, slo, manifest.get("bands") or {}),
         "<h2>Latency</h2>",
         _latencies(summary, manifest.get("bands") or {}),
         _gaps(manifest.get("gap") or {}),
@@ -117,7 +117,8 @@ def _verdict(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str
     return f'<p class="verdict {"good" if met else "bad"}">{escape(text)}</p>'
 
 
-def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
+def key_figures(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
+    """The run in cards: latencies, throughput, cost, energy, use; with what ``bands`` say of real servers."""
     used, million = summary.usage, summary.per_million_output_tokens
     cards = []
     for name, label in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "End to end")):

@@ -76,7 +76,7 @@
     body.replaceChildren();
     for (const one of found.slice(0, 8)) {
       const row = body.insertRow();
-      const cells = [one.name, one.gpus, one.price ? number(one.price) : "–", number(one.rate), one.price ? number(one.rate / one.price) : "–"];
+      const cells = [one.name, one.gpus, one.price ? one.price.toFixed(2) : "–", number(one.rate), one.price ? number(one.rate / one.price) : "–"];
       for (const text of cells) row.insertCell().textContent = text;
     }
     const none = document.getElementById("slice-none");

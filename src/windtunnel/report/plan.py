@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
-from windtunnel.plan.answer.recommendation import Riskier, riskier_sentence, sentence
+from windtunnel.plan.answer.recommendation import Riskier, headline, riskier_sentence, sentence
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.disaggregation.together import Verdict
-from windtunnel.plan.objective import purchase_of
-from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.objective import LeastForRate, purchase_of
+from windtunnel.plan.outcome import TIGHTEST, Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
 from windtunnel.plan.trial import whole_run
 from windtunnel.plan.what_if import WhatIf
-from windtunnel.report.page import number, page, percent, plot, script, table, warnings
-from windtunnel.report.plan_figures import label, pareto, slices
+from windtunnel.report.page import dollars, number, page, percent, plot, script, table, warnings
+from windtunnel.report.plan_figures import label, labels_apart, pareto, slices
 from windtunnel.report.serve_line import serve_line
 
 ABOUT = {
@@ -42,8 +41,8 @@ def plan_page(
         InputError: plotly is not installed.
     """
     load = answer.question.workload
-    title = f"{Path(str(_model(answer))).name}: {answer.objective.name}, {load.name}"
-    counted = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
+    title = headline(answer)
+    counted = f"{load.name}; {answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky, depends)}'
@@ -76,11 +75,6 @@ def plan_page(
 
 def _surveyed(surveyed: Sequence[Surveyed]) -> str:
     return f"the {len(surveyed)} configurations with the best promises"
-
-
-def _model(answer: SearchResult) -> str:
-    contender = next(iter(answer.contenders.values()), None)
-    return contender.candidate.deployment.pools[0].model.name if contender else "no configuration"
 
 
 def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None, depends: Sequence[str]) -> str:
@@ -127,27 +121,40 @@ def _winner(advice: Advice | None, verdict: Verdict | None) -> list[str]:
 
 
 def _ranking(answer: SearchResult) -> str:
+    """The best, with what differs between them, and how much of each limit they use."""
     if not answer.ranking:
         return '<p class="caption">Nothing keeps the limits.</p>'
     held = answer.ranking[0].held
     names = [margin.name for margin in held.margins] if held else []
-    columns, rows = ["configuration", "replicas", "GPUs", "$/h", answer.question.unit], []
-    told, purchase = answer.objective.unit in columns, purchase_of(answer.objective)
-    for entry in answer.ranking:
+    target = isinstance(answer.objective, LeastForRate)
+    columns = ["configuration", "replicas", "GPUs", "$/h", *([] if target else [answer.question.unit])]
+    told, purchase, rows = answer.objective.unit in columns, purchase_of(answer.objective), []
+    labels, common = labels_apart(answer, [entry.index for entry in answer.ranking])
+    for entry, name in zip(answer.ranking, labels, strict=True):
         deployment, rate = answer.measured(entry)
         rows.append(
             (
-                label(answer, entry.index),
+                name,
                 str(deployment.replicas),
                 str(purchase.gpus(deployment)),
-                number(purchase.price(deployment) or None),
-                number(rate),
+                dollars(purchase.price(deployment)),
+                *([] if target else [number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *_uses(entry.held, names),
             )
         )
     own = [] if told else [answer.objective.unit]
-    return table([*columns, *own, *names], rows)
+    shared = f'<p class="caption">All of them: {escape(common)}.</p>' if common else ""
+    return table([*columns, *own, *map(_head, names)], rows) + shared
+
+
+def _head(name: str) -> str:
+    """Of the share of a limit that is used: ``TTFT limit used``, ``TTFT p99 limit used`` of a percentile's."""
+    metric, _, level = name.partition("_")
+    metric = (
+        "tightest" if name == TIGHTEST else f"{metric.upper()} {level}" if level else metric.partition(" ")[0].upper()
+    )
+    return f"{metric} limit used"
 
 
 def _uses(held: Outcome | None, names: Sequence[str]) -> list[str]:

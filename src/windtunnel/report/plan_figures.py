@@ -36,13 +36,29 @@ def short(axis: str) -> str:
 
 def label(answer: SearchResult, index: int) -> str:
     """The settings of a candidate that differ within the space, in short."""
+    return ", ".join(_parts(answer, index).values())
+
+
+def labels_apart(answer: SearchResult, indices: Sequence[int]) -> tuple[list[str], str]:
+    """What sets these candidates apart, each in short, and what they have in common."""
+    found = [_parts(answer, index) for index in indices]
+    common = {axis: text for axis, text in found[0].items() if all(each.get(axis) == text for each in found)}
+    if len(found) == 1:
+        return [", ".join(found[0].values())], ""
+    apart = [", ".join(text for axis, text in each.items() if axis not in common) for each in found]
+    return apart, ", ".join(common.values())
+
+
+def _parts(answer: SearchResult, index: int) -> dict[str, str]:
+    """The settings of a candidate that differ within the space, by axis; the device is always said."""
     axes: dict[str, set[str]] = {}
     for contender in answer.contenders.values():
         for axis, value in contender.candidate.settings.items():
             axes.setdefault(axis, set()).add(repr(value))
     settings = answer.contenders[index].candidate.settings
-    parts = [f"{short(a)} {said(value)}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
-    return ", ".join([str(settings["device"]), *parts] if "device" in settings else parts)
+    found = {"device": str(settings["device"])} if "device" in settings else {}
+    differ = (axis for axis in settings if len(axes[axis]) > 1 and axis != "device")
+    return found | {axis: f"{short(axis)} {said(settings[axis])}" for axis in differ}
 
 
 def cost_per_million(answer: SearchResult, index: int, outcome: Outcome) -> float:

@@ -14,8 +14,7 @@ LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2
 
 def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
     """The page as text. Raises InputError if plotly is not installed."""
-    text = "Saturated at every rate." if knee is None else f"Carries up to {number(knee.rate)} requests/s."
-    text = f"{text.removesuffix('.')}{on_servers(points)}."
+    text = verdict(points, knee)
     kind = "bad" if knee is None else "good"
     rates = [point.rate for point in points]
     served = [point.served if math.isfinite(point.served) else None for point in points]
@@ -43,6 +42,15 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
         "<footer>windtunnel · simulated, not measured on the device</footer>",
     ]
     return page(f"Sweep: {model}", sections, figures)
+
+
+def verdict(points: Sequence[Point], knee: Point | None) -> str:
+    """Which of the rates is carried, which next higher one is not, and where that is on a real server."""
+    if knee is None:
+        return f"Saturated at every rate{on_servers(points)}."
+    higher = [point.rate for point in points if point.rate > knee.rate]
+    end = f"not {number(min(higher))}" if higher else "the highest rate that was tried"
+    return f"Carries {number(knee.rate)} requests/s, {end}{on_servers(points)}."
 
 
 def on_servers(points: Sequence[Point]) -> str:

@@ -37,6 +37,7 @@ BASELINE = "baseline"
 SEEDS = 5
 BINS = 300
 """Bins of each time line."""
+SYNCHRONOUS = {"async_scheduling": "false"}
 ALIKE = 0.01
 """Relative difference below which steps take as long."""
 
@@ -69,13 +70,13 @@ def compare(
         InputError: no variant, an unknown word, a wrong value, or a variant with another seed.
     """
     require_seeds(seeds)
-    scenarios = _scenarios(scenario, variants)
+    given, scenarios = scenario, _scenarios(scenario, variants)
+    scenario = scenarios[BASELINE]
     drawn = tuple(range(scenario.load.seed, scenario.load.seed + seeds))
     found, without = list[Variant](), list[str]()
     for name, varied in scenarios.items():
         runs = _simulate(varied, drawn, exclude_warmup, gap)
         documents = tuple(summary_json(run.result) | run.gaps for run in runs)
-        words = {word: value for word, value in words_of(varied).items() if value != words_of(scenario)[word]}
         intervals = spread(documents, confidence)
         differences = paired_spread(documents, found[0].documents if found else documents, confidence)
         ends = None
@@ -88,7 +89,7 @@ def compare(
         found.append(
             Variant(
                 name=name,
-                words=words,
+                words=_other_words(scenario, varied),
                 loads=tuple(run.load for run in runs),
                 documents=documents,
                 verdicts=tuple(verdict for run in runs for verdict in run.result.verdicts),
@@ -99,13 +100,41 @@ def compare(
                 ends=ends,
             )
         )
-    warnings = (*_other_conditions(scenarios), *_warnings(found), *without)
-    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), warnings)
+    said = (*_other_conditions(given, scenarios), *_warnings(found), *without)
+    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), said)
+
+
+def _other_words(scenario: Scenario, varied: Scenario) -> dict[str, Any]:
+    base = words_of(scenario)
+    return {word: value for word, value in words_of(varied).items() if value != base[word]}
 
 
 def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Scenario]) -> dict[str, Scenario]:
+    """The baseline and its variants, all of which decide when the baseline does or, where a variant cannot and no word
+    says otherwise, when the step before has ended: a step's lead is no merit of a scheduler."""
     if not variants:
         raise InputError("nothing to compare with: give at least one variant, e.g. max_num_seqs=64")
+    found = _varied(scenario, variants)
+    said = any(each.server.engine.async_scheduling is not None for each in (scenario, *_given(scenario, variants)))
+    if said or {True} != _decides_ahead(scenario) or all(_decides_ahead(each) == {True} for each in found.values()):
+        return found
+    try:
+        return _varied(vary(scenario, SYNCHRONOUS), variants)
+    except InputError:  # nothing that all can do: said in a warning
+        return found
+
+
+def _given(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Scenario]) -> Iterator[Scenario]:
+    for words in variants.values():
+        yield words if isinstance(words, Scenario) else vary(scenario, words)
+
+
+def _decides_ahead(scenario: Scenario) -> set[bool | None]:
+    """Whether the pools decide while the step before runs."""
+    return {pool.engine.async_scheduling for pool in scenario.deployment().pools}
+
+
+def _varied(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Scenario]) -> dict[str, Scenario]:
     found = {BASELINE: scenario}
     for name, words in variants.items():
         if name in found:
@@ -126,8 +155,7 @@ def _decided_alike(scenario: Scenario, varied: Scenario) -> Scenario:
     default is another async_scheduling would be compared with a step's lead or lag."""
     if varied.server.engine.async_scheduling != scenario.server.engine.async_scheduling:
         return varied
-    ahead = {pool.engine.async_scheduling for pool in scenario.deployment().pools}
-    own = {pool.engine.async_scheduling for pool in varied.deployment().pools}
+    ahead, own = _decides_ahead(scenario), _decides_ahead(varied)
     if own == ahead or len(ahead) > 1:
         return varied
     try:
@@ -138,21 +166,30 @@ def _decided_alike(scenario: Scenario, varied: Scenario) -> Scenario:
     return alike
 
 
-def _other_conditions(scenarios: Mapping[str, Scenario]) -> Iterator[str]:
-    """Which variants decide at another time than the scenario, by no word of theirs."""
+def _other_conditions(given: Scenario, scenarios: Mapping[str, Scenario]) -> Iterator[str]:
+    """Which variants decide at another time than the scenario by no word of theirs, or made all decide as they do."""
     base = scenarios[BASELINE]
-    ahead = [pool.engine.async_scheduling for pool in base.deployment().pools]
+    ahead, word = _decides_ahead(base), base.server.engine.async_scheduling
+    if word != given.server.engine.async_scheduling:
+        yield (
+            "to compare like with like, all are simulated with async_scheduling=false: not every variant can run with "
+            "true"
+        )
+        return
     for name, varied in scenarios.items():
-        same_word = varied.server.engine.async_scheduling == base.server.engine.async_scheduling
-        own_ahead = [pool.engine.async_scheduling for pool in varied.deployment().pools]
-        if same_word and {*own_ahead} != {*ahead}:
-            other = str(not ahead[0]).lower()
+        same_word = varied.server.engine.async_scheduling == word
+        own = _decides_ahead(varied)
+        if same_word and own != ahead:
             yield (
-                f"{name}: cannot have the {BASELINE}'s async_scheduling={ahead[0]}: for a fair comparison add "
-                f"async_scheduling={other} to both"
+                f"{name}: cannot have the {BASELINE}'s async_scheduling={_said(ahead)}: for a fair comparison add "
+                f"async_scheduling={_said(own)} to both"
             )
-        elif not same_word and {*own_ahead} == {*ahead}:
-            yield f"{name}: simulated with the {BASELINE}'s async_scheduling={ahead[0]}, to compare like with like"
+        elif not same_word and own == ahead:
+            yield f"{name}: simulated with the {BASELINE}'s async_scheduling={_said(ahead)}, to compare like with like"
+
+
+def _said(ahead: set[bool | None]) -> str:
+    return " and ".join(sorted(str(bool(each)).lower() for each in ahead))
 
 
 def require_names(deployment: Deployment) -> None:

@@ -1,18 +1,20 @@
 """grid(model, **words) → a table: every combination of some words of a run, simulated once, for notebooks."""
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
 from windtunnel.metrics import summary, summary_json
-from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.scenario.scenario import Scenario, vary, with_words
 from windtunnel.scenario.simulate import simulate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@partial(with_words, axes=True)
 def grid(model: str, **words: Any) -> "pa.Table":
     """Simulate every combination of the words that have a list, and return a row for each.
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from windtunnel.deployment import HANDOVERS, LINKS, Handover, Link, Pool, network, usual_handover
 from windtunnel.errors import unknown
-from windtunnel.scenario.words import parse_words, typed_words, written
+from windtunnel.files import typed_words
+from windtunnel.scenario.words import parse_words, written
 
 Rules = TypeVar("Rules", Link, Handover)
 NETWORK, NODE = "network", "node"

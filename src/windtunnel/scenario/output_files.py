@@ -22,6 +22,8 @@ PRINTED = ("text", "md", "csv")
 """Those of the screen; files are then scripts."""
 FOLDERS = ("launch", "planner_profile")
 """Outputs that are several files in a folder."""
+MARKED = ("report", "save_result")
+"""Outputs that say who wrote them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,10 @@ class Outputs(Launched):
         """Raise InputError for a file that could not be written; before hours are spent on what goes in."""
         require_launch(self.launch, self.format)
         for name, path in self.wanted().items():
-            require_writable(name, path / "any" if name in FOLDERS else path)
+            if name in FOLDERS:
+                require_writable(name, path / "any", in_new_folder=True)
+            else:
+                require_writable(name, path, ours=name in MARKED)
 
     def write(self, run: "Run", slo: SLO) -> None:
         """Write every file that was asked for, each whole or not at all. Raises InputError if one cannot be written."""

@@ -9,10 +9,11 @@ from cyclopts import Parameter
 
 from windtunnel.deployment import Deployment, Engine, Link, Pool, Store, require_pool
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.scaling import RULES, Autoscale, Faults
+from windtunnel.files import typed_words
+from windtunnel.policy.scaling import Autoscale, Faults
 from windtunnel.scenario.joined import handover_of, joint_text, link_of
 from windtunnel.scenario.server import Server
-from windtunnel.scenario.words import parse_words, read_words, typed_words, word, written
+from windtunnel.scenario.words import parse_words, read_words, word, written
 
 ROLES = ("prefill", "decode", "mixed")
 JOINTS = ("link", "handover")
@@ -157,14 +158,7 @@ def scalings_of(texts: Sequence[str]) -> tuple[Autoscale, ...]:
 
 def scaling_of(text: str) -> Autoscale:
     """The autoscaler of these words. Raises InputError for an unknown word or a wrong value."""
-    words = parse_words(text, "autoscale")
-    policy = str(words.pop("policy", "thresholds"))
-    if policy not in RULES:
-        raise unknown("policy of autoscale", policy, RULES)
-    rule, own = RULES[policy], {name: kind for name, kind in get_type_hints(Autoscale).items() if name != "rule"}
-    given = typed_words(words, own | get_type_hints(rule), "autoscale: ")
-    settings = {name: value for name, value in given.items() if name in own}
-    return Autoscale(rule(**{name: value for name, value in given.items() if name not in own}), **settings)
+    return Autoscale.of(parse_words(text, "autoscale"))
 
 
 def faults_of(texts: Sequence[str]) -> tuple[Faults, ...]:

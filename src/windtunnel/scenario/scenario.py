@@ -1,24 +1,29 @@
 """Scenario: a deployment, the load on it and its goals, by the names of the flags, from flags, a file or Python."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from inspect import Parameter as Argument
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 from cyclopts import Group, Parameter
 
 from windtunnel.deployment import SLO, Deployment, parse_goodput, parse_slo
 from windtunnel.errors import InputError
+from windtunnel.files import typed_words
 from windtunnel.scenario.load_flags import Load
 from windtunnel.scenario.pools import Pools, as_texts
 from windtunnel.scenario.server import MAIN_JOB, Server
-from windtunnel.scenario.words import leaves, read_words, typed_words, word
+from windtunnel.scenario.words import leaves, read_words, word
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
     from windtunnel.metrics.streamed import StreamSummary
     from windtunnel.simulate.overheads import Overheads
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 DEPLOYMENT, POOLS, WORKLOAD, GOALS = (
     Group(name, sort_key=place)
@@ -110,6 +115,21 @@ def types() -> dict[str, Any]:
     """The type of each word of a scenario, by key of the file."""
     kinds = dict(leaves(Scenario))
     return {key: kinds[path] for key, path in places().items()}
+
+
+def with_words(function: T, axes: bool = False) -> T:
+    """The function, whose ``**words`` are those of a scenario: notebooks and ``help`` look at its signature, so that
+    Tab completes them. ``axes``: each may be several."""
+    own = signature(function)
+    taken = [each for each in own.parameters.values() if each.kind is not Argument.VAR_KEYWORD]
+    names = {"model", *(each.name for each in taken)}
+    words = [
+        Argument(name, Argument.KEYWORD_ONLY, annotation=Any if axes else kind, default=None)
+        for name, kind in types().items()
+        if name not in names
+    ]
+    cast(Any, function).__signature__ = own.replace(parameters=[*taken, *words])
+    return function
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -1,14 +1,15 @@
 """simulate("Qwen/Qwen3-8B", device="h100", request_rate=8): a run from the words of the flags, or from objects."""
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, overload
 
 from windtunnel.deployment import Deployment
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import PythonScheduler, Settings
-from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.scenario.scenario import Scenario, vary, with_words
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate as simulate_deployment
@@ -35,6 +36,7 @@ def simulate(
 ) -> Run: ...
 
 
+@with_words
 def simulate(
     what: str | Scenario | Deployment, workload: Workload | None = None, seed: int | None = None, **words: Any
 ) -> Run:
@@ -58,7 +60,16 @@ def simulate(
     if isinstance(what, Deployment):
         if workload is None:
             raise InputError("workload is missing: what is the deployment asked? e.g. builtin('azure-conv')")
+        known = signature(simulate_deployment).parameters
+        for word in words:
+            if word not in known:
+                raise unknown("argument", word, known)
         return simulate_deployment(what, workload, seed or 0, **words)
+    if not isinstance(what, str | Scenario):
+        raise InputError(
+            f"simulate({type(what).__name__}): must be a model's name, a Scenario or a Deployment, as in "
+            "simulate(Deployment(Pool('Qwen/Qwen3-8B', 'h100')), workload)"
+        )
     given = words if seed is None else words | {"seed": seed}
     scenario = vary(Scenario(), {"model": what, **given}) if isinstance(what, str) else vary(what, given)
     asked = scenario.load.workload() if workload is None else workload

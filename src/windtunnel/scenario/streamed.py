@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
+from pathlib import Path
 
 from windtunnel.deployment import SLO, Deployment, limits_of, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.errors import InputError
+from windtunnel.files import whole_folder
 from windtunnel.metrics.gaps import lane_number
 from windtunnel.metrics.streamed import StreamSummary, Totaling, Totals
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.scenario.load_flags import NUM_PROMPTS, TRACE, Load
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
+from windtunnel.simulate.request_files import RequestFiles
 from windtunnel.simulate.simulate import batch_times
 from windtunnel.simulate.streamed import Streaming
 from windtunnel.workload import Workload
@@ -29,6 +33,7 @@ def stream(
     overheads: Overheads = ENGINE_CLOCK,
     executor: Executor | None = None,
     workers: int = 1,
+    output: Path | None = None,
 ) -> StreamSummary:
     """Simulate requests that come piece by piece, and add up what becomes of them.
 
@@ -45,19 +50,23 @@ def stream(
         overheads: host work beyond that of the tables.
         executor: where parts of the replicas are simulated, if the router looks at nothing.
         workers: how many such parts.
+        output: a new folder for what became of the requests, see ``simulate.request_files``.
 
     Raises:
-        InputError: the deployment or the load cannot be simulated in pieces.
+        InputError: the deployment or the load cannot be simulated in pieces, or the folder cannot be written.
     """
+    if output is not None and output.exists() and (output.is_file() or any(output.iterdir())):
+        raise InputError(f"output {str(output)!r}: is there already: with stream give the name of a new folder")
     limits = limits_of(slo) if isinstance(slo, Mapping) else slo
     tables = batch_times(deployment, perf) if tables is None else tables
     streaming = Streaming(deployment, tables, seed, overheads)
     count = streaming.count
     shares = [list(range(count))[i::workers] for i in range(min(workers, count))]
-    if executor is None:
-        found = [totals_of(streaming, pieces, range(count), limits)]
-    else:
-        found = list(executor.map(_call, [(streaming, pieces, share, limits) for share in shares]))
+    with nullcontext() if output is None else whole_folder(output) as folder:
+        if executor is None:
+            found = [totals_of(streaming, pieces, range(count), limits, folder)]
+        else:
+            found = list(executor.map(_call, [(streaming, pieces, share, limits, folder) for share in shares]))
     by_part = dict(sorted((part, totals) for one in found for part, totals in one.items()))
     pool = deployment.pools[0]
     price = footprint(pool).price_per_hour
@@ -72,7 +81,7 @@ def stream(
     )
 
 
-def _call(job: tuple[Streaming, Iterable[Workload], Sequence[int], SLO | None]) -> dict[int, Totals]:
+def _call(job: tuple[Streaming, Iterable[Workload], Sequence[int], SLO | None, Path | None]) -> dict[int, Totals]:
     return totals_of(*job)
 
 
@@ -81,14 +90,20 @@ def totals_of(
     pieces: Iterable[Workload],
     parts: Sequence[int],
     slo: SLO | None,
+    folder: Path | None = None,
     told: Callable[[Totals], None] | None = None,
 ) -> dict[int, Totals]:
-    """What these parts come to; ``told`` after each piece of a part."""
+    """What these parts come to, their requests written to ``folder``; ``told`` after each piece of a part."""
     totaling = {part: Totaling(slo) for part in parts}
+    files = RequestFiles(folder) if folder is not None else None
     for part, found in streaming.run(pieces, parts):
         totaling[part].add(found.run, lane_number(found.replica, found.rank), found.time, found.finish)
+        if files:
+            files.add(part, found.run.requests)
         if told:
             told(totaling[part].totals)
+    if files:
+        files.close()
     return {part: one.totals for part, one in totaling.items()}
 
 

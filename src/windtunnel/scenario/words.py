@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from windtunnel.errors import InputError, unknown, words_of
-from windtunnel.files import read_yaml, typed
+from windtunnel.errors import InputError
+from windtunnel.files import read_yaml
 
 WORDS = {"preset": "engine", "pools_file": "pools"}
 """Fields whose flag and file key are another word than their name in Python."""
@@ -42,35 +42,6 @@ def leaves(kind: type) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield from (((entry.name, *inner), leaf) for inner, leaf in leaves(hint))
         else:
             yield (entry.name,), hint
-
-
-def typed_words(words: Mapping[str, Any], types: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
-    """The values by key, each of the key's type; a list may be one text, its values separated by spaces.
-
-    Raises InputError, which names the origin, for an unknown word, or one that is no choice (with the nearest),
-    wherever it stands, or a wrong value.
-    """
-    given = {text.replace("-", "_"): value for text, value in words.items()}
-    for key in given:  # all of them before the first value
-        if key not in types:
-            raise InputError(f"{origin}{unknown('key', key, types)}")
-    for key, value in given.items():
-        choices = words_of(types[key])
-        if isinstance(value, str) and choices and value not in choices:
-            raise InputError(f"{origin}{unknown(key, value, [one for one in choices if one is not None])}")
-    found = {}
-    for key, value in given.items():
-        parts = value.split() if isinstance(value, str) and _is_list(types[key]) else value
-        try:
-            found[key] = typed(types[key], parts)
-        except InputError as error:
-            raise InputError(f"{origin}{key}={value!r}: {error}") from error
-    return found
-
-
-def _is_list(hint: Any) -> bool:
-    """Whether a type is a tuple, or may be one: its values can be written in one line, separated by spaces."""
-    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint))
 
 
 def read_words(path: Path, name: str) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -14,18 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment.title import title
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
+from windtunnel.files import whole_folder
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
 if TYPE_CHECKING:
     from windtunnel.core.rebuild import IterationTimes, StepEnds
 
 SCHEMA_VERSION = 1
+PAGES = "windtunnel.report"
+"""Where runs are drawn. Named, as pandas names what draws its plots: a record knows no pages."""
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 FINISHED, REJECTED, ABORTED, UNFINISHED = range(4)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+def data_frame(columns: Mapping[str, Any], index: Sequence[str] | None = None) -> Any:
+    """A pandas DataFrame of columns. Raises InputError where pandas is not installed."""
+    try:
+        import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
+    return pd.DataFrame(columns, index=index)
 
 
 class _Table:
@@ -37,14 +49,10 @@ class _Table:
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame. Raises InputError where pandas is not installed."""
-        try:
-            import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError as error:
-            raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
         columns = {entry.name: getattr(self, entry.name) for entry in fields(cast(Any, self))}
         if "status" in columns:
             columns["status"] = [STATUSES[number] for number in columns["status"].tolist()]
-        return pd.DataFrame(columns)
+        return data_frame(columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,6 +197,26 @@ class Run:
         served = f"{load['name']}: {len(self.requests.id):,} requests, {finished:,} finished"
         return f"Run({title(deployment['pools'])}; {served})"
 
+    def _repr_html_(self) -> str:
+        """Key figures as cards, for notebooks."""
+        html: str = import_module(PAGES).cards(self)
+        return html
+
+    def plot(self, name: str = "timeline", slo: Any = None) -> Any:
+        """One of the plots of ``windtunnel.plots`` as a plotly figure: requests-cdf, tokens-cdf, timeline, breakdown, …
+
+        Raises InputError for an unknown name.
+        """
+        found: dict[str, Any] = import_module(PAGES).plots(self, slo)
+        if name not in found:
+            raise unknown("plot", name, found)
+        return found[name]
+
+    def report(self, path: "str | os.PathLike[str]", slo: Any = None) -> Path:
+        """Write the run's page, as ``windtunnel.report``; its path. Raises InputError where it cannot be written."""
+        written: Path = import_module(PAGES).report(self, path, slo)
+        return written
+
     def iteration_times(self, times: tuple[Times, ...] | None = None) -> "IterationTimes":
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
         engine's)."""
@@ -259,25 +287,11 @@ class Run:
         """
         directory = Path(os.path.realpath(directory))
         require_place(directory)
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        except OSError as error:
-            raise InputError(
-                f"output {str(directory)!r}: cannot be written ({error.strerror}): choose another"
-            ) from error
-        try:
+        with whole_folder(directory) as scratch:
             self._write(scratch)
-            scratch.chmod(0o755)
             if directory.exists():
                 _keep_what_is_not_ours(directory, scratch)
                 shutil.rmtree(directory)
-            scratch.rename(directory)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise InputError(f"output {str(directory)!r}: cannot be written ({reason}): nothing was saved") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def _write(self, directory: Path) -> None:
         tables: dict[str, Requests | Iterations | Stalls] = {
@@ -358,15 +372,20 @@ def _is_run(directory: Path) -> bool:
 
 
 def _write_parquet(path: Path, table: Requests | Iterations | Stalls, more: Handovers | None = None) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    pq.write_table(arrow_table(table, more), path, compression="zstd")
+
+
+def arrow_table(table: Requests | Iterations | Stalls, more: Handovers | None = None) -> Any:
+    """As pyarrow's table, with the columns that stand in the file."""
+    import pyarrow as pa
 
     tables: list[Any] = [table, more] if more else [table]
     columns = {field.name: pa.array(getattr(part, field.name)) for part in tables for field in fields(part)}
     if isinstance(table, Requests):
         columns["status"] = pa.DictionaryArray.from_arrays(pa.array(table.status.astype(np.int8)), list(STATUSES))
-    metadata = {"schema_version": str(SCHEMA_VERSION)}
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
+    return pa.table(columns).replace_schema_metadata({"schema_version": str(SCHEMA_VERSION)})
 
 
 def _read_handovers(path: Path) -> Handovers | None:

@@ -90,7 +90,7 @@ class Streaming:
         alone = replace(fleet, replicas=(1,)) if self.count > 1 else fleet
         chosen_by = ROUND_ROBIN if self.count > 1 else router
         streams = {part: Stream(alone, chosen_by, router_stream(self.seed)) for part in parts}
-        last, routed, template = 0.0, 0, None
+        last, routed, template, came = 0.0, 0, None, 0
         for workload in pieces:
             if workload.released_by_ends or workload.texts is not None:
                 raise InputError("stream: does not go with sessions, closed loops and prompts that share text")
@@ -109,11 +109,13 @@ class Streaming:
             for part, stream in streams.items():
                 rows = np.flatnonzero(chosen == part) if self.count > 1 else np.arange(len(workload))
                 if len(rows):
-                    yield part, _part(stream, stream.feed(_taken(demand, rows)), template)
+                    asked = np.stack([came + rows, workload.max_tokens[rows]], axis=1)
+                    yield part, self._part(part, stream, stream.feed(_taken(demand, rows), asked), template)
+            came += len(workload)
         if template is None:
             raise InputError("stream: no requests came: give at least one")
         for part, stream in streams.items():
-            yield part, _part(stream, stream.finish(), template)
+            yield part, self._part(part, stream, stream.finish(), template)
 
     @cached_property
     def _policies(self) -> Any:
@@ -139,33 +141,32 @@ class Streaming:
             times=fleet.times,
         )
 
+    def _part(self, part: int, stream: Stream, piece: Piece, template: Run) -> Part:
+        rows, lane = piece.requests, piece.requests["lane"].astype(np.int64)
+        there = lane != NONE
+        replica = stream.replica_of_lane[lane] + (part if self.count > 1 else 0)
+        columns = {name: rows[name].copy() for name in ("arrival", "scheduled", "first_token", "finish")}
+        counts: dict[str, Any] = {name: rows[name].astype(np.int64) for name in ("preemptions", "cached_tokens")}
+        requests = Requests(
+            id=piece.asked[:, 0],
+            prompt_tokens=rows["prompt"].astype(np.int64),
+            output_tokens=rows["output"].astype(np.int64),
+            max_tokens=piece.asked[:, 1],
+            pool=np.where(there, 0, NONE),
+            replica=np.where(there, replica, NONE),
+            lane=np.where(there, stream.state.lanes["rank"][lane], NONE),
+            status=np.where(rows["state"] == GONE, FINISHED, REJECTED),
+            **columns,
+            **counts,
+        )
+        stalls = Stalls(*(piece.stalls[name].copy() for name in ("request", "last_token", "resumed_token")))
+        run = replace(template, requests=requests, iterations=Iterations.of(piece.rows), stalls=stalls)
+        lane, time, finish = piece.joins
+        return Part(run, stream.replica_of_lane[lane], stream.state.lanes["rank"][lane], time, finish)
+
 
 def _taken(demand: Demand, rows: Integers) -> Demand:
     """Some of the requests, which wait for no others."""
     names = ("arrival", "prompt_tokens", "output_tokens", "overruns", "refused", "think_time", "max_tokens", "priority")
     columns = {name: getattr(demand, name)[rows] for name in names}
     return replace(demand, **columns, follow=np.full(len(rows), NONE), sessions=None, after=None, begins=None)
-
-
-def _part(stream: Stream, piece: Piece, template: Run) -> Part:
-    rows = piece.requests
-    finished = rows["state"] == GONE
-    columns = {name: rows[name].copy() for name in ("arrival", "scheduled", "first_token", "finish")}
-    counts: dict[str, Any] = {name: rows[name].astype(np.int64) for name in ("preemptions", "cached_tokens")}
-    zeros = np.zeros(len(rows), dtype=np.int64)
-    requests = Requests(
-        id=np.arange(len(rows)),
-        prompt_tokens=rows["prompt"].astype(np.int64),
-        output_tokens=rows["output"].astype(np.int64),
-        max_tokens=rows["output"].astype(np.int64),
-        pool=zeros,
-        replica=zeros,
-        lane=rows["lane"].astype(np.int64),
-        status=np.where(finished, FINISHED, REJECTED),
-        **columns,
-        **counts,
-    )
-    stalls = Stalls(*(piece.stalls[name].copy() for name in ("request", "last_token", "resumed_token")))
-    run = replace(template, requests=requests, iterations=Iterations.of(piece.rows), stalls=stalls)
-    lane, time, finish = piece.joins
-    return Part(run, stream.replica_of_lane[lane], stream.state.lanes["rank"][lane], time, finish)

@@ -239,37 +239,42 @@ def _write_parquet(workload: Workload, file: BinaryIO) -> None:
 
 
 def read_parquet(path: Path) -> Columns:
-    """Arguments of Workload.from_columns from a Parquet file. Unknown columns are errors."""
+    """Arguments of Workload.from_columns from a Parquet file, column by column. Unknown columns are errors."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()  # read_table would import pandas, where there is one
+        with pq.ParquetFile(path) as file:  # read_table would import pandas, where there is one
+            schema = file.schema_arrow
+            for name in schema.names:
+                if name not in KEYS:
+                    raise unknown("column", name, KEYS)
+            for name in ("prompt_tokens", "output_tokens"):
+                if name not in schema.names:
+                    raise InputError(f"column {name} is missing: every request needs prompt_tokens and output_tokens")
+            columns = _settings(json.loads((schema.metadata or {}).get(METADATA, b"{}")))
+            for name in schema.names:
+                columns[name] = _column(name, file.read(columns=[name], use_threads=False).column(0))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"is not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    for name in table.column_names:
-        if name not in KEYS:
-            raise unknown("column", name, KEYS)
-    for name in ("prompt_tokens", "output_tokens"):
-        if name not in table.column_names:
-            raise InputError(f"column {name} is missing: every request needs prompt_tokens and output_tokens")
-    columns = _settings(json.loads((table.schema.metadata or {}).get(METADATA, b"{}")))
-    for name in table.column_names:
-        if name in ("after", "begins"):
-            columns[name] = _arrow_relations(name, table.column(name))
-            continue
-        chunk = table.column(name).combine_chunks()
-        if name == "hash_ids":
-            columns[name] = _arrow_blocks(chunk)
-        elif name == "hash_block_size":
-            columns[name] = _single(chunk.unique().to_pylist())
-        elif name == "arrival":
-            columns[name] = _arrow_times(chunk)
-        elif chunk.null_count:
-            raise InputError(f"row {chunk.is_null().index(True).as_py() + 1}: {name} is missing")
-        else:
-            columns[name] = chunk.to_numpy(zero_copy_only=False)
+    pa.default_memory_pool().release_unused()
     return columns
+
+
+def _column(name: str, values: Any) -> Any:
+    """A column of pyarrow's as an argument of Workload.from_columns."""
+    if name in ("after", "begins"):
+        return _arrow_relations(name, values)
+    chunk = values.combine_chunks()
+    if name == "hash_ids":
+        return _arrow_blocks(chunk)
+    if name == "hash_block_size":
+        return _single(chunk.unique().to_pylist())
+    if name == "arrival":
+        return _arrow_times(chunk)
+    if chunk.null_count:
+        raise InputError(f"row {chunk.is_null().index(True).as_py() + 1}: {name} is missing")
+    return chunk.to_numpy(zero_copy_only=False)
 
 
 def _single(sizes: list[Any]) -> int:

@@ -312,6 +312,13 @@ class Answers:
         return self.write(waiting, running)
 
 
+class Deaf:
+    """Takes nothing that it is told."""
+
+    def schedule(self) -> Any:
+        """Never reached."""
+
+
 class Machine:
     """Of one function."""
 
@@ -346,6 +353,7 @@ def writing(**columns: Any) -> Callable[[Any, Any], bool]:
         (lambda: Machine(dividing), r"Machine at 0 s: ZeroDivisionError: .* \(test_user.py, line \d+\)"),
         (lambda: Machine(wordy), "Machine: numba cannot compile schedule_columns"),
         (object, "object: has no schedule"),
+        (Deaf, r"takes 1 positional argument but 5 were given \(called as schedule\(now, waiting, running, limits\)\)"),
     ],
 )
 def test_a_broken_rule_is_named(make: Callable[[], Any], message: str) -> None:

@@ -44,14 +44,20 @@ def test_each_begins_elsewhere() -> None:
     assert sent(balancer(RankBalancer(2), [0, 0]), [0, 1]) == [0, 1]
 
 
-def test_since_0_27_it_counts_its_own_in_flight_and_begins_with_the_next_rank() -> None:
-    assert sent(balancer(RankBalancer(2, counts_in_flight=True), [0, 0]), [0, 0, 1]) == [0, 1, 1]
-    assert sent(balancer(RankBalancer(2, counts_in_flight=True), [3, 5]), [1]) == [0]  # 3 and 5 run
-    assert sent(balancer(RankBalancer(2, counts_in_flight=True), [3, 5]), [0]) == [0]  # 6 and 10: twice its own
+def test_since_0_25_it_begins_with_the_next_rank_after_every_request() -> None:
+    assert sent(balancer(RankBalancer(2, rotates=True), [0, 0]), [0, 0, 1]) == [0, 1, 1]
+    assert sent(balancer(RankBalancer(2, rotates=True), [3, 5]), [0, 0]) == [0, 1]  # 3 against 5, then 11 against 5
+
+
+def test_since_0_27_it_counts_its_own_in_flight() -> None:
+    newest = RankBalancer(2, rotates=True, counts_in_flight=True)
+    assert sent(balancer(newest, [0, 0]), [0, 0, 1]) == [0, 1, 1]
+    assert sent(balancer(newest, [3, 5]), [1]) == [0]  # 3 and 5 run
+    assert sent(balancer(newest, [3, 5]), [0]) == [0]  # 6 and 10: twice its own
 
 
 def test_a_queue_counts_more_where_memory_is_short() -> None:
-    one = balancer(RankBalancer(1, counts_in_flight=True), [0, 0])
+    one = balancer(RankBalancer(1, rotates=True, counts_in_flight=True), [0, 0])
     one.usage, one.counts = [[1.0, 0.5]], [[[2, 0], [4, 0]]]
     assert sent(one, [0]) == [1]  # 2 + 2 · 6 · 0.5 against 4
 

@@ -25,7 +25,7 @@ from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.replay.recording import Recording
-from windtunnel.replay.vllm_v1 import CONFIG, SINCE_0_32, limits, policy
+from windtunnel.replay.vllm_v1 import CONFIG, SINCE_0_31, limits, policy
 from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES
 
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
@@ -182,7 +182,7 @@ def case(seed: int, version: str) -> tuple[Recording, dict[str, Any], VllmV1]:
     """A random workload and settings with 2 to 4 stages; asynchronous from 0.32 on only."""
     recording, rng = random_recording(seed), random.Random(seed)
     stages = rng.choice([2, 2, 3, 4])
-    asynchronous = version in SINCE_0_32 and rng.random() < 0.5
+    asynchronous = version in SINCE_0_31 and rng.random() < 0.5
     config = CONFIG | recording.config | {"pipeline_parallel_size": stages, "async_scheduling": asynchronous}
     only = {name: config[name] for name in CONFIG}
     return recording, config, replace(policy(only, version), pipeline_parallel_size=stages)

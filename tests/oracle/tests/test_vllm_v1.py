@@ -229,8 +229,8 @@ def test_a_block_is_shared_when_its_last_token_is_known_and_computed() -> None:
 
 
 def test_versions_by_default() -> None:
-    assert list(VERSIONS) == ["vllm-0.33", "vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
-    assert [policy.async_scheduling for policy in VERSIONS.values()] == [True, True, True, True, False, False]
+    assert list(VERSIONS) == ["vllm-0.33", "vllm-0.32", "vllm-0.24", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
+    assert [policy.async_scheduling for policy in VERSIONS.values()] == [True, True, True, True, True, False, False]
     assert all(policy.prefix_caching for policy in VERSIONS.values())
     Scheduler(Limits(**{**SMALL, "num_blocks": 9}), VERSIONS[NEWEST])
 

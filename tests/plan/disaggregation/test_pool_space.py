@@ -1,6 +1,7 @@
 """Spaces of prefill and decode apart: what they hold, and that a search finds what trying everything finds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,21 @@ def test_the_search_finds_what_trying_everything_finds(objective: Objective) -> 
     assert found.trials < every.trials
 
 
+def test_routers_of_both_sides_and_stores_are_axes() -> None:
+    stores = ("none", "tier=host capacity=1e9")
+    space = pools(tensor_parallel_size=(1,), store=stores)
+    space = replace(space, routers=("round_robin", "least_outstanding"), decode_routers=(None, "random"))
+    enumeration, asked = space.enumerate(with_price=True), question(chat(100), tolerance=0.05)
+    assert enumeration.size == space.size == 2 * 4 * 4 * 3
+    assert set(enumeration.candidates[0].settings) == set(space.axes)
+    routed = {(one.settings["router"], one.deployment.decode_router) for one in enumeration.candidates}
+    assert len(routed) == 4
+    every = search(enumeration, asked, RatePerDollar(), top=len(enumeration.candidates))
+    found = search(enumeration, asked, RatePerDollar())
+    assert found.best is not None and every.best is not None
+    assert (found.best.index, found.best.promise) == (every.best.index, every.best.promise)
+
+
 def test_fewest_gpus_over_all_numbers_of_replicas() -> None:
     """Against every number of replicas of both sides of one layout, simulated one by one."""
     space, asked = pools(ratio=3), question(tolerance=0.03)
@@ -122,7 +138,9 @@ def test_limits_that_no_request_alone_keeps_bound_a_deployment_out() -> None:
     [
         ({"ratio": 0}, "ratio=0"),
         ({"handover": Handover("pull", lease=9.0, on_expiry="fail")}, "on_expiry='fail': the bounds of a search hold"),
-        ({"prefill": small_space(replicas=(1, 2))}, "replicas: is found"),
+        ({"prefill": small_space(replicas=(1, 2))}, "replicas: the replicas of both sides are found"),
+        ({"prefill": small_space(router=("random",))}, "router: is an axis of both sides"),
+        ({"decode_routers": (None, "randm")}, "unknown router 'randm': did you mean 'random'"),
     ],
 )
 def test_spaces_that_mean_nothing_are_refused(change: dict[str, object], message: str) -> None:

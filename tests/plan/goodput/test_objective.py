@@ -63,6 +63,41 @@ def test_the_search_finds_what_every_number_of_replicas_finds(per_dollar: bool, 
     assert wrong(certificate(answer), BUSY.arrival.tolist(), BUSY.output_tokens.tolist()) == []
 
 
+ELASTIC = ("none", "policy=hpa kv=0.2 least=1 most=4 interval=2 startup=1", "policy=foresight rps=25 most=4 interval=2")
+
+
+@pytest.mark.parametrize("per_dollar", [False, True])
+def test_an_autoscaler_pays_for_what_is_up(per_dollar: bool) -> None:
+    """Against every number of replicas, and every autoscaler, simulated whole."""
+    enumeration = small_space(max_num_seqs=(64,), max_num_batched_tokens=(1024,), autoscale=ELASTIC).enumerate()
+    objective, best = Goodput(LIMITS, per_dollar), (-math.inf, 0)
+    for candidate in enumeration.candidates:
+        one, scaling = candidate.scaled(1), candidate.deployment.scaling
+        for count in range(1, 12 // one.gpus + 1) if scaling is None else [4]:
+            run = whole_run(asked(), candidate.scaled(count), BUSY.request_rate)
+            good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, asked().slo)
+            assert good is not None
+            lives = run.manifest.get("lives") or {"paid_s": [count], "seconds": 1}
+            replicas = sum(lives["paid_s"]) / lives["seconds"]
+            weight = replicas * (one.price_per_hour / 3600 if per_dollar else one.gpus)
+            tokens = float(run.requests.output_tokens[good].sum()) / BUSY.duration
+            best = max(best, (tokens / weight, -candidate.index))
+    answer = search(enumeration, asked(), objective, top=9)
+    assert answer.best is not None and answer.best.held is not None
+    assert answer.best.promise == pytest.approx(best[0], rel=1e-12) and -answer.best.index == best[1]
+    assert wrong(certificate(answer), BUSY.arrival.tolist(), BUSY.output_tokens.tolist()) == []
+    for entry in answer.ranking:
+        scaled = answer.contenders[entry.index].candidate.deployment.scaling is not None
+        assert entry.held is not None and scaled == (entry.held.share_of(4) < 1.0)
+
+
+def test_replicas_of_an_autoscaler_are_no_axis() -> None:
+    with pytest.raises(InputError, match="replicas: are an autoscaler's to start"):
+        small_space(autoscale=ELASTIC, replicas=(1, 2))
+    with pytest.raises(InputError, match="unknown policy of autoscale 'hpaa': did you mean 'hpa'"):
+        small_space(autoscale=("policy=hpaa",))
+
+
 @pytest.fixture(scope="module")
 def found() -> SearchResult:
     return search(ENUMERATION, asked(), Goodput(LIMITS))

@@ -34,7 +34,15 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "router": ("round_robin", "least_outstanding", "vllm_dp"),
     "engine": ("vllm", "sglang-0.5"),
     "enable_chunked_prefill": (True, False),
+    "store": ("none", "tier=host capacity=2e9", "tier=disk capacity=1e10 read=5e9 write=3e9"),
 }
+AUTOSCALE = (
+    "none",
+    "policy=thresholds most=4 interval=2 startup=1",
+    "policy=hpa kv=0.2 most=3 interval=1 startup=0",
+    "policy=foresight rps=20 least=2 most=4 interval=2",
+)
+ROUTERS = ("round_robin", "least_outstanding", "power_of_two")
 OF_EXPERTS: dict[str, tuple[Any, ...]] = {"data_parallel_size": (1, 2), "enable_expert_parallel": (False, True)}
 
 
@@ -56,19 +64,23 @@ def case(seed: int, most: int = MOST, requests: int = 200, plain: bool = False) 
     random = Random(seed)
     model = random.choice((DENSE, DENSE, EXPERTS))
     pools = seed % 5 == 4 and not plain
+    objective = _objective(random)
     axes = ONE_SIDE | (OF_EXPERTS if model == EXPERTS else {})
-    axes |= {"router": WHOLE["router"]} if plain else {} if pools else WHOLE
+    axes |= {"router": WHOLE["router"]} if plain else {"store": WHOLE["store"]} if pools else WHOLE
+    axes |= {"autoscale": AUTOSCALE} if isinstance(objective, Goodput) and not (plain or pools) else {}
     space: Space | PoolSpace
     if pools:
         ratio = random.choice((1, 2))
-        each = int((most / (1 if ratio == 1 else 3)) ** 0.5)
+        routers = tuple(random.sample(ROUTERS, random.randint(1, 2)))
+        behind = random.choice(((None,), (None, "random")))
+        each = int((most / (1 if ratio == 1 else 3) / len(routers) / len(behind)) ** 0.5)
         prefill, decode = (_space(random, model, axes, each) for _ in range(2))
-        space = PoolSpace(prefill, decode, link=lambda _: Link(bandwidth=50e9, latency=1e-5), ratio=ratio)
+        link = Link(bandwidth=50e9, latency=1e-5)
+        space = PoolSpace(prefill, decode, link=lambda _: link, ratio=ratio, routers=routers, decode_routers=behind)
     else:
         space = _space(random, model, axes, most)
     load = _load(random, requests)
     limits = random.choice((("ttft:400", "tpot:30"), ("ttft:1500",), ("tpot:25",), ("e2el:4000",)))
-    objective = _objective(random)
     share = random.choice((0.5, 0.9, 0.99)) if not isinstance(objective, Goodput) else random.choice((NO_MINIMUM, 0.8))
     asked = Question(load, slo=parse_goodput(limits), attainment=share, tolerance=0.05, perf="modelled", seed=seed)
     return Case(space, asked, objective)

@@ -132,6 +132,11 @@ class Wanted:
 
         if self.of_goodput:
             return Goodput(space.constraints, self.objective == "goodput-per-dollar")
+        if "autoscale" in space.axes:
+            raise InputError(
+                "autoscale: is for a load as it comes: add --objective goodput-per-dollar or goodput-per-gpu, with "
+                "--attainment for the share of requests that must be good"
+            )
         unit, lanes = question.unit, question.workload.lanes if question.in_lanes else 0
         if self.objective == "energy":
             return EnergyPerToken()
@@ -193,11 +198,11 @@ class Kept(Launched):
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
         if self.report is not None:
-            require_writable("report", self.report)
+            require_writable("report", self.report, ours=True)
         if self.certificate is not None:
             require_writable("certificate", self.certificate)
         if self.launch is not None:
-            require_writable("launch", self.launch / "node.sh")
+            require_writable("launch", self.launch / "node.sh", in_new_folder=True)
         require_launch(self.launch, self.format)
 
     def opened(self) -> "Store":
@@ -434,7 +439,7 @@ def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_seve
     name += f" {Path(space.model).name}" if kept.study and one_of_several else ""
     store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
     others = [other for other, _ in (loads | cases).values() if other is not question]
-    with watching(name) as watch:
+    with watching(name, objective.unit) as watch:
         answer = search_widening(
             space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
             watch=watch, others=others, during=progress, stop=stop,
@@ -469,7 +474,7 @@ def carried(
     if not missed:
         return answer, None
     store, team, stop = means
-    with watching(f"{name}, more draws") as watch:
+    with watching(f"{name}, more draws", answer.objective.unit) as watch:
         again = settle(searched_again(answer, more, store=store, team=team, watch=watch, stop=stop), store)
     return again, too_close(answer, missed, 1 + len(answer.question.draws) + len(more))
 
@@ -477,7 +482,7 @@ def carried(
 def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Found:
     """What follows from a search's winner, and for a page the survey."""
     from windtunnel.plan.advice import advise
-    from windtunnel.plan.answer.draws import close
+    from windtunnel.plan.answer.draws import closeness
     from windtunnel.plan.answer.recommendation import riskier
     from windtunnel.plan.survey import survey
 
@@ -494,8 +499,7 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
     if kept.report is not None:
         with progress("surveying for the page"):
             surveyed = survey(answer, means.store, means.team)
-    near = narrow or (close(advice.rate, advice.draws) if advice else None)
-    depends = (*([near] if near else []), *assumption(answer, load))
+    depends = (*closeness(answer, advice, narrow, risky), *assumption(answer, load))
     return Found(answer, advice, what_ifs, surveyed, risky, why, together, depends)
 
 

@@ -1,5 +1,6 @@
 """Flags of plan for disaggregated prefill and decode, and the space that they describe."""
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +39,8 @@ class Disaggregation:
     hold for both sides, but max_num_batched_tokens is prefill's and max_num_seqs decode's."""
     decode: Values = ()
     """Axes of the decode side alone, in the same words."""
+    decode_router: Values = ()
+    """Routers of the decode side; default: as --router."""
     ratio: int = RATIO
     """Largest number of replicas of a side in the ratios that are tried."""
     placement: Literal["high", "low"] | None = None
@@ -50,7 +53,7 @@ class Disaggregation:
 
     def __post_init__(self) -> None:
         """Refuse words for what is not searched."""
-        names = ("prefill", "decode", "ratio", "placement", "link", "handover")
+        names = ("prefill", "decode", "decode_router", "ratio", "placement", "link", "handover")
         given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
         if self.pools == "mixed" and given:
             raise InputError(f"{given[0]}: is for disaggregated prefill and decode: add --pools separate or both")
@@ -68,6 +71,9 @@ class Disaggregation:
         words: dict[str, Any] = {"pools": "separate"} | found
         try:
             words |= {side: _axes_of(side, found[side]) for side in ("prefill", "decode") if side in found}
+            if "decode_router" in found:
+                given = found["decode_router"]
+                words["decode_router"] = tuple(map(str, given if isinstance(given, list) else [given]))
             if words["pools"] not in KINDS:
                 raise InputError(f"pools={words['pools']!r}: must be one of {', '.join(KINDS)}")
             if isinstance(words.get("ratio", 1), bool) or not isinstance(words.get("ratio", 1), int):
@@ -114,7 +120,13 @@ class Disaggregation:
             handover=handover_of(self.handover, [replace(decode, role="decode")]),
             constraints=mixed.constraints,
             ratio=self.ratio,
+            routers=self._routers(mixed),
+            decode_routers=tuple(split(self.decode_router)) or (None,),
         )
+
+    def _routers(self, mixed: "Space") -> tuple[str, ...]:
+        """Those that were given; others are tried for mixed servers alone."""
+        return tuple(mixed.axes["router"]) if "router" in frozenset(mixed.axes) - mixed.open else ("round_robin",)
 
     def _side(self, mixed: "Space", role: str) -> "Space":
         """The axes of one side: those that were given, the usual ones that it needs, and its own."""
@@ -126,6 +138,8 @@ class Disaggregation:
         if self.placement is not None and role == "prefill":
             needed.add("pipeline_parallel_size")
         taken = (needed | given) - {"router", other}
+        if "autoscale" in given:
+            raise InputError("autoscale: is an axis of mixed servers: leave it out, or search --pools mixed")
         found: dict[str, Any] = {axis: values for axis, values in mixed.axes.items() if axis in taken}
         if role == "prefill" and OF_PREFILL not in given:
             found[OF_PREFILL] = typed_values(OF_PREFILL, list(BATCHED_TOKENS))
@@ -143,7 +157,7 @@ def _axes_of(side: str, axes: Any) -> tuple[str, ...]:
     if not isinstance(axes, dict):
         raise InputError(f"{side}={axes!r}: must be lines of `axis: [values]`, e.g. max_num_seqs: [64, 256]")
     return tuple(
-        f"{axis}={','.join(_text(value) for value in (values if isinstance(values, list) else [values]))}"
+        shlex.quote(f"{axis}={','.join(_text(value) for value in (values if isinstance(values, list) else [values]))}")
         for axis, values in axes.items()
     )
 
@@ -153,5 +167,5 @@ def _text(value: Any) -> str:
 
 
 def _words(texts: tuple[str, ...]) -> list[str]:
-    """Words of flags, quoted together or not."""
-    return [word for text in texts for word in text.split()]
+    """Words of flags, quoted together or not: "device=h100 'store=none,tier=host capacity=1e12'"."""
+    return [word for text in texts for word in shlex.split(text)]

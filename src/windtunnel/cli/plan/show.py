@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
+from windtunnel.deployment import Deployment
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer.recommendation import (
@@ -57,16 +58,17 @@ REASONS = 6
 
 
 @contextmanager
-def watching(name: str) -> Iterator[Watch | None]:
-    """A live view of the search on standard error; where that is no terminal, a line from time to time."""
+def watching(name: str, unit: str) -> Iterator[Watch | None]:
+    """A live view of the search on standard error; where that is no terminal, a line from time to time. ``unit``: of
+    the value that is looked for."""
     if not sys.stderr.isatty():
-        yield _lines(name)
+        yield _lines(name, unit)
         return
     with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
-        yield lambda progress: live.update(view(name, progress))
+        yield lambda progress: live.update(view(name, progress, unit))
 
 
-def _lines(name: str) -> Watch:
+def _lines(name: str, unit: str) -> Watch:
     """Prints a line of progress every ``EVERY`` seconds."""
     said = time.monotonic()
 
@@ -75,7 +77,7 @@ def _lines(name: str) -> Watch:
         if time.monotonic() - said >= EVERY:
             said = time.monotonic()
             decided = sum(progress.by_status.values())
-            best = f", best so far {number(abs(progress.best.promise))}" if progress.best else ""
+            best = f", best so far {_value(progress, unit)}" if progress.best else ""
             counted = (
                 progress.said
                 or f"{decided:,} of {progress.candidates:,} candidates decided, {progress.bounds:,} bounds"
@@ -100,7 +102,14 @@ def until(seconds: float | None) -> Iterator[Stop]:
             signal.signal(signal.SIGTERM, usual)
 
 
-def view(name: str, progress: Progress) -> Group:
+def _value(progress: Progress, unit: str) -> str:
+    """The best so far, as answers say it."""
+    assert progress.best is not None
+    value = abs(progress.best.promise)
+    return f"${value:,.2f}/h" if unit == "$/h" else f"{number(value)} {unit}"
+
+
+def view(name: str, progress: Progress, unit: str) -> Group:
     """The progress as it is shown."""
     if progress.said:
         return Group(f"{name}: {progress.said}")
@@ -111,7 +120,7 @@ def view(name: str, progress: Progress) -> Group:
         f"bounds {progress.bounds:,}, simulations {progress.trials:,}, from the store {progress.reused:,}"
         + (f", workers lost {progress.lost_workers}" if progress.lost_workers else ""),
         counted or "finding bounds",
-        f"best so far {number(abs(progress.best.promise))}" if progress.best else "nothing found so far",
+        f"best so far {_value(progress, unit)}" if progress.best else "nothing found so far",
     ]
     bar = ProgressBar(total=max(progress.candidates, 1), completed=decided, width=60)
     return Group(Text(lines[0], style="bold"), bar, *(Text(line) for line in lines[1:]))
@@ -165,10 +174,10 @@ def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
             rows.append((name, "nothing meets the goal", number(rate), "–", "–", "–"))
             continue
         deployment, purchase = answer.measured(answer.best)[0], purchase_of(answer.objective)
-        cost, extra = purchase.price(deployment) or math.nan, kept.get(name, math.nan)
+        cost, extra = purchase.price(deployment), kept.get(name, math.nan)
         same = "–" if math.isnan(extra) else percent(extra) if math.isfinite(extra) else "cannot"
-        monthly = number(cost * HOURS_A_MONTH)
-        rows.append((name, hardware(deployment, True, purchase), number(rate), number(cost), monthly, same))
+        monthly = number(cost * HOURS_A_MONTH or math.nan)
+        rows.append((name, hardware(deployment, True, purchase), number(rate), _dollars(cost), monthly, same))
     unit = next(iter(answers.values())).question.unit
     columns = ("load", "buy", unit, "$/h", "$ a month", "extra if kept")
     return [table(columns, rows, left=2), *([_regrets(what_ifs)] if verbose else [])]
@@ -208,13 +217,14 @@ def _ranking(answer: SearchResult) -> "Table":
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
         settings = answer.contenders[entry.index].candidate.settings
+        share = entry.held.share_of(deployment.gpus) if entry.held else 1.0
         rows.append(
             (
                 str(place),
                 *(said(settings[axis]) for axis in axes),
-                str(deployment.replicas),
-                str(purchase.gpus(deployment)),
-                number(purchase.price(deployment) or math.nan),
+                _some_replicas(deployment),
+                str(purchase.gpus(deployment)) if share == 1.0 else number(share * purchase.gpus(deployment)),
+                _dollars(share * purchase.price(deployment)),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
@@ -223,6 +233,17 @@ def _ranking(answer: SearchResult) -> "Table":
     columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
     heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
     return table(heads, rows, left=1 + len(axes))
+
+
+def _dollars(value: float) -> str:
+    """To the cent, as in the sentence above the table; a dash for none."""
+    return f"{value:,.2f}" if value > 0 else "–"
+
+
+def _some_replicas(deployment: Deployment) -> str:
+    """How many there are, or how few and how many of an autoscaler's."""
+    scaling = deployment.autoscaler(deployment.pools[0])
+    return str(deployment.replicas) if scaling is None else f"{scaling.least} to {scaling.most}"
 
 
 def _axes(answer: SearchResult) -> dict[str, set[str]]:

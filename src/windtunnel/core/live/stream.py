@@ -39,6 +39,8 @@ class Piece:
 
     requests: NDArray[Any]
     """Those that have ended, or are refused, of this piece and of earlier ones."""
+    asked: Integers
+    """[requests, 2] of each of them the place in the load, and the most tokens that it asks for."""
     rows: NDArray[Any]
     stalls: NDArray[Any]
     joins: Joins
@@ -62,14 +64,16 @@ class Stream:
         """Slots of requests that have not ended."""
         self._ended = np.zeros(0, dtype=np.int64)
         """Slots of those that have, and may still be named somewhere."""
+        self._asked = np.zeros((slots, 2), dtype=np.int64)
         self._noted = np.zeros(slots, dtype=np.bool_)
         """Whether the join after the first token is known, by slot."""
         self._pending = np.zeros(0, dtype=np.int64), np.zeros(0)
         """(Slot, time) of joins of which it is open whether a token follows before a preemption."""
         self._count = 0
 
-    def feed(self, demand: Demand) -> Piece:
-        """The next requests, none earlier than those before: go on to the last of their arrivals."""
+    def feed(self, demand: Demand, asked: Integers) -> Piece:
+        """The next requests, none earlier than those before: go on to the last of their arrivals. ``asked``: see
+        ``Piece``."""
         n = len(demand.arrival)
         places = self._take(n)
         fresh = new_state(self.fleet, demand, np.zeros(1), self.router)
@@ -81,7 +85,7 @@ class Stream:
         self._hold_nothing(fresh.extra, places)
         if self.state.routing is not None:
             self.state.routing.requests[places] = fresh.routing.requests
-        self._noted[places] = False
+        self._noted[places], self._asked[places] = False, asked
         self._there = np.concatenate([self._there, places])
         if self.router == RANDOM or (self.state.pools["servers"] > 1).any():
             drawn = int(self.state.counters[ROUTED])
@@ -120,9 +124,9 @@ class Stream:
         joins = self._joins(stalls)
         has_ended = np.isin(requests["state"][self._there], (GONE, REFUSED, IGNORED))
         ended, self._there = self._there[has_ended], self._there[~has_ended]
-        found = np.array(requests[ended])
+        found, asked = np.array(requests[ended]), self._asked[ended]
         self._release(ended, until)
-        return Piece(found, rows, stalls, joins)
+        return Piece(found, asked, rows, stalls, joins)
 
     def _joins(self, stalls: NDArray[Any]) -> Joins:
         """Joins that have become known; one whose request waits again since then is open until it goes on."""
@@ -158,6 +162,7 @@ class Stream:
             )
             self.state = grown(self.state, small, large)
             self._noted = np.concatenate([self._noted, np.zeros(before, dtype=np.bool_)])
+            self._asked = np.concatenate([self._asked, np.zeros((before, 2), dtype=np.int64)])
             self._free = np.concatenate([self._free, np.arange(before, 2 * before)])
         taken, self._free = self._free[:count], self._free[count:]
         return taken

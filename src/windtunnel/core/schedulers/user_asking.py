@@ -54,6 +54,9 @@ WRONG = {
     FOR_EVER: "{value} evictions since a request received a token: it goes on for ever",
 }
 
+CALLED = dict.fromkeys(("schedule", "schedule_columns"), ("now", "waiting", "running", "limits"))
+"""What the methods are given."""
+
 CHANGING = {
     "known": "num_tokens",
     "computed": "num_computed_tokens",
@@ -321,7 +324,7 @@ class Asked:
         for one, amount in tokens.items():
             if type(amount) is not int:
                 left = one.num_tokens - one.num_computed_tokens
-                raise self._error(f"tokens={amount!r} for request {one.id}: must be from 1 to the {left} it has left")
+                raise self._error(f"tokens={amount!r} for request {one.id}: must be an int, from 1 to {left}")
 
     def _asked(self, rule: Callable[..., Any], *known: Any) -> Any:
         """What a method of the scheduler says. Raises InputError with the place where it raises something."""
@@ -330,6 +333,9 @@ class Asked:
         except (Exception, SystemExit) as error:
             place = extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
+            if place.filename == __file__:  # none of its lines ran: its arguments are others
+                name = getattr(rule, "__name__", "")
+                where = f"called as {name}({', '.join(CALLED[name])})" if name in CALLED else f"called: {name}"
             raise self._error(f"{type(error).__name__}: {error} ({where})") from error
 
     def _error(self, text: str) -> InputError:

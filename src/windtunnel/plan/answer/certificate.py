@@ -95,6 +95,8 @@ def _row(answer: SearchResult, entry: Entry) -> dict[str, Any]:
     found |= {"settings": dict(candidate.settings)}
     if entry.status == "impossible":
         return found | {"limits_times": entry.stretch}
+    if entry.status == "refused":
+        return found | {"reason": entry.reason}
     steps = answer.objective.climb(candidate, contender.bound, answer.question)
     if steps is None:
         return found | {"reason": entry.reason}

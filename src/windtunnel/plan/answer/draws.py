@@ -5,12 +5,13 @@ Where it misses one, the search is made again with all of them, and the answer n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from windtunnel.metrics.comparison import student_t
-from windtunnel.plan.answer.recommendation import hardware, price
+from windtunnel.plan.answer.recommendation import Riskier, hardware, price
 from windtunnel.plan.capacity import Draws
 from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.search import Stop, Watch, search
@@ -19,6 +20,9 @@ from windtunnel.plan.store import Store
 from windtunnel.plan.trial import tables_for, trial
 from windtunnel.plan.workers import Team
 from windtunnel.workload import Workload
+
+if TYPE_CHECKING:
+    from windtunnel.plan.advice import Advice
 
 TIMES = 4
 """Draws that a winner must carry, for each that the search asks."""
@@ -64,6 +68,22 @@ def too_close(former: SearchResult, missed: int, draws: int) -> str | None:
     cost = price(deployment, purchase)
     bought = f"{hardware(deployment, True, purchase)}{f' for {cost}' if cost else ''}"
     return f"Cheaper but close: {bought} carries it in only {draws - missed} of {draws} random draws of the load."
+
+
+def closeness(
+    answer: SearchResult, advice: "Advice | None", narrow: str | None, risky: Riskier | None
+) -> Iterator[str]:
+    """What leaves open whether the winner carries another draw of the load: what was said of a ``narrow`` winner before
+    it, unless that is named as the riskier one; or, of the most that it carries, that the load is too short."""
+    if narrow:
+        if risky is None or hardware(risky.deployment, True, purchase_of(answer.objective)) not in narrow:
+            yield narrow
+    elif advice is not None and advice.too_few:
+        yield advice.too_few
+    elif (
+        advice is not None and isinstance(answer.objective, LeastForRate) and (said := close(advice.rate, advice.draws))
+    ):
+        yield said
 
 
 def close(rate: float, draws: Draws | None) -> str | None:

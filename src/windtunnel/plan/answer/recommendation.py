@@ -1,11 +1,13 @@
 """Recommendation: the answer of a search in sentences that can be forwarded."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from windtunnel.deployment import Deployment
+from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.slo import goal_words
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
@@ -80,12 +82,16 @@ def hardware(deployment: Deployment, weights: bool = False, purchase: Purchase =
         some = f"{pool.replicas} replicas of {split}" if pool.replicas > 1 else f"one replica of {split}"
         dtype = f", {pool.engine.quantization} weights" if weights and pool.engine.quantization else ""
         some += f", and {purchase.spare} spare" if purchase.spare else ""
-        bought = replace(pool, replicas=pool.replicas + purchase.spare)
+        bought = _with_spare(pool, purchase)
         count, name = purchase.pool_gpus(bought), device_name(pool.device.name)
         nodes, size = purchase.nodes(bought), pool.device.gpus_per_node
         within = f" in {'one node' if nodes == 1 else f'{nodes} nodes'} of {size}" if purchase.whole_nodes else ""
         parts.append(f"{count} × {name}{within} ({role}{some}{dtype})")
     return " and ".join(parts)
+
+
+def _with_spare(pool: Pool, purchase: Purchase) -> Pool:
+    return replace(pool, replicas=pool.replicas + purchase.spare)
 
 
 def _layout(engine: Mapping[str, Any]) -> str:
@@ -125,6 +131,10 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
             met = f"with {rate:.0f} lanes of {load}"
         return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     if isinstance(answer.objective, Goodput) and entry.held is not None:
+        share = entry.held.share_of(deployment.gpus)
+        if share < 1.0:
+            paid = f", ${share * purchase.price(deployment):,.2f}/h" if hourly else ""
+            bought = f"up to {hardware(deployment, True)}, {entry.held.gpus:.3g} GPUs{paid} on average"
         good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
         best = f"{value:,.4g} {answer.objective.unit}"
         return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
@@ -134,6 +144,28 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
         served = f"{'up to ' if not more else ''}{rate:.0f} lanes{more}"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
+
+
+def headline(answer: SearchResult) -> str:
+    """``Llama-3.1-70B at 40 requests/s: 16 × H100 SXM, $43.04/h``: the question and the answer, for a page's title."""
+    contender = next(iter(answer.contenders.values()), None)
+    if contender is None:
+        return f"no configuration: {answer.objective.name}, {answer.question.workload.name}"
+    model = Path(contender.candidate.deployment.pools[0].model.name).name
+    if answer.best is None:
+        return f"{model}: {answer.objective.name}, {answer.question.workload.name}"
+    deployment, rate = answer.measured(answer.best)
+    purchase = purchase_of(answer.objective)
+    counts: Counter[str] = Counter()
+    for pool in deployment.pools:
+        counts[device_name(pool.device.name)] += purchase.pool_gpus(
+            replace(pool, replicas=pool.replicas + purchase.spare)
+        )
+    bought = " and ".join(f"{count} × {name}" for name, count in counts.items())
+    cost = price(deployment, purchase)
+    least = isinstance(answer.objective, LeastForRate)
+    goal_of = f" at {rate:.4g} {answer.question.unit}" if least else f", {answer.objective.name}"
+    return f"{model}{goal_of}: {bought}{f', {cost}' if cost else ''}"
 
 
 def riskier_sentence(found: Riskier | None, confidence: float | None, purchase: Purchase = AS_SERVED) -> str | None:

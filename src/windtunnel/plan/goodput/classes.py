@@ -8,9 +8,12 @@ from numpy.typing import NDArray
 from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
+from windtunnel.plan.goodput.closed import LIMITS
 
 Floats = NDArray[np.float64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
+OF_PROMPTS = ("mixed_tokens", "mixed_attention", "chunk_knots", "prefill_attention", "prefill_base")
+"""Tables that steps without prompts do not read."""
 
 
 def most_at_once(begin: Floats, end: Floats, server: NDArray[np.int64]) -> int:
@@ -43,26 +46,43 @@ def longest_step(times: Times) -> float:
     )
 
 
-def same_run(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int) -> bool:
-    """Whether a pool whose replicas never had more than ``most`` requests at once does the same with another's limit on
-    sequences: neither limit was reached, and memory and step times are equal up to there."""
-    (pool, times), (smaller, fewer) = run, other
-    caps = (pool.engine.resolved("max_num_seqs"), smaller.engine.resolved("max_num_seqs"))
-    if min(caps) <= most or kv_blocks(pool) != kv_blocks(smaller):
+def no_better(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, decodes: bool = False) -> bool:
+    """Whether a pool whose replicas never had more than ``most`` requests at once does as well as another with other
+    limits: what differs was not reached, step times are equal up to there, and the other has as many KV blocks, and
+    then does the same, or fewer of them. ``decodes``: no step computed prompts, so a request is a token of a step."""
+    (pool, times), (another, others) = run, other
+    for name in LIMITS:
+        limits = pool.engine.resolved(name), another.engine.resolved(name)
+        reached = min(limits) <= most if name == "max_num_seqs" or decodes else True
+        if limits[0] != limits[1] and reached:
+            return False
+    if _memory(pool)[1:] != _memory(another)[1:] or _memory(pool)[0] < _memory(another)[0]:
         return False
-    if not (isinstance(times, BatchTimes) and isinstance(fewer, BatchTimes)):
+    if not (isinstance(times, BatchTimes) and isinstance(others, BatchTimes)):
         return False
     for entry in fields(BatchTimes):
-        one, two = getattr(times, entry.name), getattr(fewer, entry.name)
-        if entry.name in BY_SEQUENCES:
+        one, two = getattr(times, entry.name), getattr(others, entry.name)
+        if decodes and entry.name in OF_PROMPTS:
+            continue
+        if decodes and entry.name == "expert_tokens" and min(len(one), len(two)) > 1:
+            largest = max(most + 1, int(times.padded[min(most + 1, len(times.padded) - 1)]))
+            count = pool.engine.data_parallel_size * largest + 1
+            one, two = one[:count], two[:count]
+        elif entry.name in BY_SEQUENCES:
             one, two = one[: most + 2], two[: most + 2]
         elif entry.name in ("padded", "decode_tokens", "graph_tokens"):
             continue  # of decodes: as many tokens as requests
         if not np.array_equal(one, two):
             return False
-    count = min(most + 2, len(times.decode_tokens), len(fewer.decode_tokens))
-    graphs = min(times.graph_tokens, count) == min(fewer.graph_tokens, count)
+    count = min(most + 2, len(times.decode_tokens), len(others.decode_tokens))
+    graphs = min(times.graph_tokens, count) == min(others.graph_tokens, count)
     return graphs and all(
-        np.array_equal(getattr(times, name)[:count], getattr(fewer, name)[:count])
+        np.array_equal(getattr(times, name)[:count], getattr(others, name)[:count])
         for name in ("padded", "decode_tokens")
     )
+
+
+def _memory(pool: Pool) -> tuple[int, ...]:
+    """Blocks of a rank, and what else a scheduler sees of its memory."""
+    budget = kv_blocks(pool)
+    return budget.num_blocks, budget.block_size, budget.window_bytes, budget.state_bytes

@@ -18,7 +18,8 @@ LIMITS = ("max_num_batched_tokens", "max_num_seqs")
 """Last words of the axes that limit a step and change nothing else."""
 PREFILL, DECODE, SAME = "prefill alone", "decode at best", "same"
 """Rules that close deployments: too few first tokens come in time from a prefill side that never waits; of those that
-do, too few tokens can be decoded in time; a limit that was not reached is another."""
+do, too few tokens can be decoded in time; a limit that was not reached is another, and with it fewer KV blocks are
+assumed to do no better."""
 OPEN = "open"
 """Not closed."""
 

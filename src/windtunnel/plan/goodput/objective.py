@@ -34,11 +34,12 @@ class GoodputClimb:
     low: int
     high: int
     weight: float
-    """GPUs, or USD per second, of one replica."""
+    """GPUs, or USD per second, of one replica; of an autoscaler's, on average at least."""
     offered: float
     """Output tokens per second that the load asks for."""
     likely: int
     """Replicas that could serve all of it at best."""
+    per_dollar: bool = False
 
     @property
     def hope(self) -> float:
@@ -57,7 +58,10 @@ class GoodputClimb:
         """Good tokens per weight; −infinity where too few requests are good."""
         if not outcome.good_share >= self.question.attainment:
             return -math.inf
-        return outcome.good_rate / (-step * self.weight)
+        if math.isnan(outcome.gpus):
+            return outcome.good_rate / (-step * self.weight)
+        one = self.candidate.scaled(1)
+        return outcome.good_rate / (outcome.gpus / one.gpus * _weight(one, self.per_dollar))
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,11 @@ class Goodput:
         workload = question.workload
         if bound.rate == 0:
             return None
-        one = candidate.scaled(1)
-        weight = one.price_per_hour / SECONDS if self.per_dollar else float(one.gpus)
-        if "replicas" in candidate.settings:
+        weight = _weight(candidate.scaled(1), self.per_dollar)
+        scaling = candidate.deployment.autoscaler(candidate.deployment.pools[0])
+        if scaling is not None:
+            weight *= scaling.least / scaling.most
+        if "replicas" in candidate.settings or scaling is not None:
             low = high = -candidate.deployment.replicas
         else:
             low, high = -most_replicas(candidate, self.constraints, len(workload)), -1
@@ -101,7 +107,7 @@ class Goodput:
             return None
         offered = min(offered_rate(draw) for draw in question.each_draw())
         likely = max(1, math.ceil(workload.request_rate / bound.per_replica))
-        return GoodputClimb(candidate, question, low, high, weight, offered, likely)
+        return GoodputClimb(candidate, question, low, high, weight, offered, likely, self.per_dollar)
 
     @staticmethod
     def require(question: "Question") -> None:
@@ -121,6 +127,11 @@ class Goodput:
     def value(self, score: float) -> float:
         """The score itself: it is the value."""
         return score
+
+
+def _weight(deployment: Deployment, per_dollar: bool) -> float:
+    """GPUs of a deployment, or USD per second."""
+    return deployment.price_per_hour / SECONDS if per_dollar else float(deployment.gpus)
 
 
 def offered_rate(question: "Question") -> float:

@@ -1,6 +1,7 @@
 """Points: which numbers of replicas of a candidate are worth a simulation, and how much of one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -8,10 +9,12 @@ import numpy as np
 
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import good_requests, request_metrics
+from windtunnel.metrics.usage import share_there
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.outcome import Outcome, measure, only_good
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import LEAST, Tables, missed, simulated
+from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, simulated
+from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
 
@@ -105,7 +108,7 @@ def good_run(
         if found.stopped:
             break
     assert worst is not None
-    return worst
+    return as_asked(worst, question)
 
 
 def _one_run(
@@ -119,7 +122,7 @@ def _one_run(
 ) -> Outcome:
     workload = question.workload
     count = _beginning(workload, beats)
-    if count is not None:
+    if count is not None and not _looks_ahead(deployment):
         begun = simulated(question, deployment, head(workload, count), tables)
         most = at_most(begun.requests, workload, question)
         if not beats(*most):
@@ -130,7 +133,18 @@ def _one_run(
     good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
     assert good is not None
     reached = float(run.requests.output_tokens[good].sum()) / workload.duration, float(good.mean())
-    return only_good(rate, *reached) if only_count or not beats(*reached) else measure(run, question, rate)
+    found = only_good(rate, *reached) if only_count or not beats(*reached) else measure(run, question, rate)
+    if not deployment.scaling:
+        return found
+    pools = deployment.pools
+    each = np.repeat([pool.gpus / pool.replicas for pool in pools], [pool.replicas for pool in pools])
+    return replace(found, gpus=float(share_there(run) @ each))
+
+
+def _looks_ahead(deployment: Deployment) -> bool:
+    """Whether what happens depends on requests that are yet to come."""
+    scalings = (deployment.autoscaler(pool) for pool in deployment.pools)
+    return any(scaling is not None and isinstance(scaling.rule, Foresight) for scaling in scalings)
 
 
 def _beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:

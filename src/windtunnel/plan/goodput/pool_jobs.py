@@ -18,7 +18,7 @@ from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.goodput.classes import longest_step, most_at_once, same_run
+from windtunnel.plan.goodput.classes import longest_step, most_at_once, no_better
 from windtunnel.plan.goodput.closed import DECODE, PREFILL, SAME, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, good_run
@@ -118,17 +118,19 @@ def ask_side(job: SideJob) -> SideReport:
     report, began = SideReport(), time.perf_counter()
     apart = [(group,) for group in job.decodes] if job.question.confidence is not None else [tuple(job.decodes)]
     for groups in apart:
+        most = 0
         for first in sorted({a for _, layouts in groups for a, _ in layouts}):
-            _ask_first(job, groups, first, report)
+            most = _ask_first(job, groups, first, most, report)
     report.seconds = time.perf_counter() - began
     return report
 
 
 def _ask_first(
-    job: SideJob, groups: Sequence[tuple[Sequence[Server], Sequence[Layout]]], first: int, report: SideReport
-) -> None:
-    """Every server of the job in ``first`` replicas."""
-    left = list(job.prefills)
+    job: SideJob, groups: Sequence[tuple[Sequence[Server], Sequence[Layout]]], first: int, most: int, report: SideReport
+) -> int:
+    """Every server of the job in ``first`` replicas, that first which may stand for all whose limit is above the
+    ``most`` requests that a replica has had at once; which is given back."""
+    left = _representative_first(job.prefills, most)
     while left:
         server, *others = left
         one = job.space.deployment(server.pool, groups[0][0][0].pool, (first, 1))
@@ -137,13 +139,22 @@ def _ask_first(
         same = [server]
         for other in others:
             table = tables_for(job.question, job.space.deployment(other.pool, groups[0][0][0].pool, (first, 1)))[0]
-            if same_run((alone.pool, alone.times), (other.pool, table.times), alone.most):
+            if no_better((alone.pool, alone.times), (other.pool, table.times), alone.most):
                 same.append(other)
-        left = [other for other in others if other not in same]
+        most = alone.most
+        left = _representative_first([other for other in others if other not in same], most)
         for decodes, layouts in groups:
             mine = [layout for layout in layouts if layout[0] == first]
             if mine:
                 _close(job, alone, same, decodes, mine, report)
+
+    return most
+
+
+def _representative_first(servers: Sequence[Server], most: int) -> list[Server]:
+    """The servers, the smallest limit that is above ``most`` first: it leaves most memory to KV. Of 0: as they are."""
+    above = [one for one in servers if one.limits[1] > most > 0]
+    return [*above[-1:], *(one for one in servers if one not in above[-1:])]
 
 
 def _close(
@@ -223,7 +234,7 @@ _kept: dict[str, Lines | None] = {}
 
 @dataclass(frozen=True, eq=False)
 class PairJob:
-    """Deployments that differ in the decode side's ``max_num_seqs``, the largest first."""
+    """Deployments that differ in the decode side's limits, those first that may stand for others."""
 
     question: Question
     space: PoolSpace
@@ -286,15 +297,17 @@ def ask_pairs(job: PairJob) -> PairReport:
 
 
 def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Sequence[Point]) -> list[Point]:
-    """Those of the others whose decode side does the same as that of a run."""
+    """Those of the others whose decode side does the same as that of a run, or no better."""
     requests, times = run.requests, tables[1].times
     assert run.handovers is not None
     joined = requests.first_token - run.handovers.ttft_join
     most = most_at_once(joined, requests.finish + longest_step(times), requests.replica)
+    rows = run.iterations
+    decodes = not (np.isin(rows.replica, np.unique(requests.replica)) & (rows.chunk_tokens > 0)).any()
     found = []
     for other in others:
         table = tables_for(job.question, job.space.deployment(other.prefill.pool, other.decode.pool, other.layout))[1]
-        if same_run((point.decode.pool, times), (other.decode.pool, table.times), most):
+        if no_better((point.decode.pool, times), (other.decode.pool, table.times), most, bool(decodes)):
             found.append(other)
     return found
 

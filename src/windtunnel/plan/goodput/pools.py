@@ -14,10 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
+import numpy as np
+
 from windtunnel.deployment import Deployment, Pool
+from windtunnel.deployment.pools import MOST_REPLICAS
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
@@ -46,6 +49,8 @@ from windtunnel.workload import Workload
 DESCENT = 24
 """Most simulations that look for a good layout to beat, from each start."""
 LOOK = 0.2
+AROUND, ROOM = 60.0, 2.0
+"""Seconds over which rates are counted; times what they need at best is tried first."""
 
 
 def search_pools(
@@ -70,6 +75,9 @@ def search_pools(
     """
     began = time.perf_counter()
     objective.require(question)
+    for name, values in (("router", space.routers), ("decode_router", space.decode_routers)):
+        if len(values) > 1:
+            raise InputError(f"{name}: goodput of separate pools is searched with one: name one of {values[0]}, …")
     hunt = _Hunt(space, light(question), objective, team or in_turn(), stop, said or (lambda _: None))
     try:
         hunt.descend()
@@ -203,7 +211,7 @@ class _Hunt:
             self._descend_from(family)
 
     def _descend_from(self, family: Family) -> None:
-        place = (family.prefills[0], family.decodes[0], family.layouts[0])
+        place = (family.prefills[0], family.decodes[0], self._likely(family))
         score, left, seen = self._score(*place), DESCENT, {(place[0].place, place[1].place, place[2])}
         moved = True
         while moved and left > 0:
@@ -218,6 +226,17 @@ class _Hunt:
                 if found > score:
                     place, score, moved = (prefill, decode, layout), found, True
                     break
+
+    def _likely(self, family: Family) -> Layout:
+        """The layout nearest to what each side needs at best for the rate around the median request: with far fewer
+        replicas than the load needs a run takes longest and says least."""
+        prefill, decode, rate = family.prefills[0], family.decodes[0], _rate_around(self.question.workload)
+        needs = []
+        for layout in ((1, MOST_REPLICAS), (MOST_REPLICAS, 1)):
+            deployment = self.space.deployment(prefill.pool, decode.pool, layout)
+            side = rate_bound(deployment, self.question, tables_for(self.question, deployment)).rate
+            needs.append(ceil(ROOM * rate / side) if side > 0 else 1)
+        return min(family.layouts, key=lambda one: (abs(one[0] - needs[0]) + abs(one[1] - needs[1]), one))
 
     def _near(self, prefill: Server, decode: Server, layout: Layout) -> Iterator[tuple[Server, Server, Layout]]:
         """What differs in one thing: replicas, then the kind of a side, then a limit."""
@@ -291,10 +310,10 @@ class _Hunt:
                 alike = [
                     point
                     for point in waiting
-                    if (point.prefill.place, point.layout, point.decode.kin, point.decode.limits[0])
-                    == (lead.prefill.place, lead.layout, lead.decode.kin, lead.decode.limits[0])
+                    if (point.prefill.place, point.layout, point.decode.kin)
+                    == (lead.prefill.place, lead.layout, lead.decode.kin)
                 ]
-                alike.sort(key=lambda point: point.decode.place)
+                alike.sort(key=lambda point: (-point.decode.limits[1], point.decode.limits[0]))
                 waiting = [point for point in waiting if point not in alike]
                 self.open = [point for point in self.open if point not in alike]
                 self.workers.submit(PairJob(self.question, self.space, tuple(alike), self.best))
@@ -325,7 +344,9 @@ class _Hunt:
 
     def _take(self, one: Tried) -> None:
         point = one.point
-        self.tried[point.prefill.place, point.decode.place, point.layout] = one
+        key = (point.prefill.place, point.decode.place, point.layout)
+        if key not in self.tried or self.tried[key].rule != SIMULATED:
+            self.tried[key] = one
         if one.good and one.tokens / point.weight > self.best:
             self.best, self.winner = one.tokens / point.weight, point
 
@@ -340,6 +361,14 @@ class _Hunt:
         point = one.point
         prefills = point.alike if alike else (point.prefill.place,)
         return Closing(SAME if alike else one.rule, prefills, (point.decode.place,), (point.layout,), one.tokens)
+
+
+def _rate_around(workload: Workload) -> float:
+    """Requests per second around the median request: in bursts far more than the mean."""
+    arrival = np.sort(workload.arrival)
+    span = min(AROUND, workload.duration / 10)
+    low, high = (np.searchsorted(arrival, arrival + shift) for shift in (-span / 2, span / 2))
+    return float(np.median(high - low)) / span
 
 
 def _by_kin(servers: Sequence[Server]) -> list[tuple[Server, ...]]:
