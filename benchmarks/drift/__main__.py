@@ -33,10 +33,9 @@ from typing import Any
 
 from windtunnel.cli.replay import SCHEDULERS
 from windtunnel.deployment.presets import PRESETS
+from windtunnel.deployment.versions import nearest_preset, version_key
 from windtunnel.errors import InputError
-from windtunnel.perf.database import version_key
 from windtunnel.replay.recording import read_recording
-from windtunnel.validation.measured_run import nearest_preset
 
 HERE = Path(__file__).parent
 ENGINES = sorted(path.stem.removeprefix("real_") for path in HERE.glob("real_*.py"))

@@ -100,3 +100,20 @@ def test_what_the_script_says_beside_its_flags() -> None:
     assert line.facts == {"device": "b200", "link": "bandwidth=5e10 latency=0"}
     with pytest.raises(InputError, match="must be word=value"):
         read_script("# windtunnel: b200\nvllm serve M")
+
+
+@pytest.mark.parametrize(
+    ("image", "preset"),
+    [
+        ("vllm/vllm-openai:v0.26.1", "vllm-0.25"),
+        ("vllm/vllm-openai:latest", None),
+        ("lmsysorg/sglang:v0.5.10-cu130", "sglang-0.4.6"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.1.0", "trtllm-1.1"),
+    ],
+)
+def test_an_image_says_which_release_runs(image: str, preset: str | None) -> None:
+    start = {"v": "", "l": "python3 -m sglang.launch_server ", "n": "trtllm-serve "}[image[0]]
+    (line,) = read_script(f"docker run --gpus all {image} {start}--model-path M")
+    assert line.facts.get("engine") == preset
+    (line,) = read_script(f"# windtunnel: engine=vllm-0.32\ndocker run {image} {start}--model-path M")
+    assert line.facts["engine"] == "vllm-0.32"

@@ -55,7 +55,7 @@ def test_kubernetes(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(KUBERNETES)
     (line,) = read_source(str(tmp_path / "deployment.yaml"))
     assert (line.model, line.flags, line.replicas) == ("Qwen/Qwen3-8B", {"max-num-seqs": 64}, 3)
-    assert line.facts["device"] == "nvidia-h100-80gb"
+    assert line.facts == {"device": "nvidia-h100-80gb", "engine": "vllm-0.10"}
 
 
 GROUPS = """

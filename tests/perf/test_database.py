@@ -10,6 +10,7 @@ from kernel_tables import (
     write_table,
 )
 
+from windtunnel.deployment.versions import version_key
 from windtunnel.perf.database import (
     Measured,
     find_systems,
@@ -17,7 +18,6 @@ from windtunnel.perf.database import (
     one_per_key,
     open_database,
     read_columns,
-    version_key,
 )
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.collective import Collective

@@ -18,6 +18,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.report.serve_line import OPTIONS_FILES, serve_line
+from windtunnel.scenario.pasted import read_pasted, scenario_of
 
 INTEGER, NUMBER, SWITCH, EITHER, TEXT = r"-?\d+", r"[\d.]+", "", "--(no-)?", r"\S+"
 
@@ -220,6 +221,14 @@ def test_vllm_is_told_of_host_memory_behind_its_cache() -> None:
     assert flags_of(serve_line(host))["--kv-offloading-size"] == "1024"
     slow = replace(Store(capacity=2.0**40), chunk_tokens=256)  # for LMCache, which has a file of its own
     assert "kv-offloading" not in serve_line(host | {"stores": [slow.spec()]})
+
+
+@pytest.mark.parametrize("more", [{}, {"chunk_tokens": 64}, {"write_after": 2}, {"chunk_tokens": 32, "write_after": 3}])
+def test_a_store_in_host_memory_comes_back(more: dict[str, Any]) -> None:
+    store = Store(capacity=64e9, **more)
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("h100"), stores=(store,)).spec()
+    read = scenario_of(read_pasted([serve_line(pool)], None)).deployment()
+    assert read.pools[0].stores == (store,)
 
 
 def test_sglang_counts_what_its_ranks_share_together() -> None:

@@ -32,7 +32,9 @@ def test_a_prompt_waits_for_room_in_the_encoders_cache() -> None:
     assert images.iterations.chunk_tokens.tolist()[:4] == [512, 64, 512, 164]
     waits = [float(run.requests.first_token[0]) for run in (images, text)]
     assert 1.05 < waits[0] / waits[1] < 2
-    (note,) = (note for note in images.manifest["warnings"] if "images" in note)
+    blind, note = (note for note in images.manifest["warnings"] if "images" in note)
+    assert blind == "Qwen/Qwen3-8B: its config.json has no encoder, so the engine would refuse images"
+    assert load_model("google/gemma-3-27b-it").has_encoder
     assert note.startswith("2 images of 576 tokens before each prompt: the encoder computes at most 576 embeddings")
     assert "its own time is not simulated" in note
 

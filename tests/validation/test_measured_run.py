@@ -10,11 +10,12 @@ import pytest
 
 from windtunnel.cli import main
 from windtunnel.deployment import PRESETS, Deployment
+from windtunnel.deployment.versions import nearest_preset, preset_note
 from windtunnel.errors import InputError
 from windtunnel.metrics import request_metrics
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import compare
-from windtunnel.validation.measured_run import find_measured_runs, nearest_preset, preset_note, read_measured_run
+from windtunnel.validation.measured_run import find_measured_runs, read_measured_run
 from windtunnel.validation.measurement import METRICS, STATISTICS
 from windtunnel.validation.step_times import decode_bins
 

@@ -1,5 +1,7 @@
 """Prompts that begin alike: by hit rate, as recorded, and as lengths betray."""
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from validation.test_measured_run import ENGINE, REQUESTS, RUN, Rows, write
+from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.validation.comparison import compare
 from windtunnel.validation.measured_run import read_measured_run
-from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, repeated_after
+from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, of_repeats, repeated_after
 
 LENGTHS = np.array([300 + 37 * i % 900 for i in range(60)])
 
@@ -104,3 +107,27 @@ def test_ids_of_some_requests_are_no_ids(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", CACHED, rows)
     with pytest.raises(InputError, match="hash_ids of 1 of 20 requests"):
         read_measured_run(folder)
+
+
+def test_prompts_that_come_again_are_the_same_where_they_are_as_long() -> None:
+    ids = of_repeats(np.array([32, 48, 32, 64, 32, 64]), 2)
+    assert ids == [[0, 1], [2, 3, 4], [0, 1], [5, 6, 7, 8], [0, 1], [5, 6, 7, 8]]
+
+
+def test_repeated_prompts_are_replayed_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths: list[int] = np.random.default_rng(3).integers(100, 900, 30).tolist() * 2
+    again: Rows = [{**REQUESTS[0], "arrival_s": 0.1 * i, "prompt_tokens": each} for i, each in enumerate(lengths)]
+    folder = write(tmp_path / "run", CACHED, again)
+    assert main(["validate", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "come again after 30 requests, so their prompts were probably cached: add --same-prompts" in said.err
+    assert main(["validate", str(folder), "--same-prompts", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "come again after 30 requests: replayed as the same prompts" in " ".join(document["warnings"])
+    assert main(["validate", str(write(tmp_path / "rate", CACHED | {"prefix_cache_hit_rate": 0.0}, again))]) == 0
+    load = read_measured_run(folder, same_prompts=True).measurement.workload
+    assert load.hash_ids is not None
+    offsets, values = load.hash_ids
+    ids = [values[low:high].tolist() for low, high in pairwise(offsets)]
+    assert hits(ids) == sum(each // HASH_BLOCK for each in lengths[30:])

@@ -37,6 +37,9 @@ class Simulated:
     """File of windtunnel calibrate: host and client overheads."""
     seed: int = 0
     """Of lengths and arrivals that a vllm bench result does not hold."""
+    same_prompts: Annotated[bool, Parameter(negative=())] = False
+    """Of a measured run whose prompt lengths come again, with nothing that tells what was cached: they were the same
+    prompts."""
 
     def options(self) -> "Options":
         """These settings as one value. Raises InputError for a calibration that cannot be read."""
@@ -118,7 +121,7 @@ def validate(
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
-        return _measured_runs(target, options, steps, ablation, as_json)
+        return _measured_runs(target, simulated, steps, ablation, as_json)
     return _bench(target, model, device, engine, options, simulated.seed, as_json)
 
 
@@ -128,20 +131,24 @@ def _of_pools(path: Path) -> bool:
     return holds_pool_points(path)
 
 
-def _measured_runs(folder: Path, options: "Options", steps: bool, ablation: bool, as_json: bool) -> int:
+def _measured_runs(folder: Path, simulated: Simulated, steps: bool, ablation: bool, as_json: bool) -> int:
     """Every measured run below a folder; of several, one that cannot be simulated says why."""
     from windtunnel.validation.comparison import compare, document
     from windtunnel.validation.markdown import comparison_table
     from windtunnel.validation.measured_run import find_measured_runs, read_measured_run
     from windtunnel.validation.step_times import steps_table
 
-    paths = find_measured_runs(folder)
+    paths, options = find_measured_runs(folder), simulated.options()
+    runs = [read_measured_run(path, same_prompts=simulated.same_prompts) for path in paths]
     if ablation:
-        return _ablation([], [read_measured_run(path) for path in paths], options, as_json)
+        for run in runs:
+            run.require_known_prompts()
+        return _ablation([], runs, options, as_json)
     documents: list[dict[str, Any]] = []
     texts = []
-    for run in [read_measured_run(path) for path in paths]:
+    for run in runs:
         try:
+            run.require_known_prompts()
             found = compare(run.measurement, run.pool(), options)
         except InputError as reason:
             if paths == [folder]:

@@ -1,10 +1,17 @@
 """Facts: what no flag of an engine says, as a comment of a script has it: ``# windtunnel: device=b200 replicas=4``."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError
+
+IMAGE = re.compile(r"(vllm-openai|sglang|tensorrt-llm/release)(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
+"""An engine's image, tagged with its release."""
+RELEASED = {"vllm-openai": "vllm", "sglang": "sglang", "tensorrt-llm/release": "trtllm"}
+"""The engine in it."""
 
 
 def written(words: Mapping[str, Any]) -> str:
@@ -30,6 +37,12 @@ def read_facts(text: str) -> dict[str, Any]:
             raise InputError(f"# windtunnel: {word!r}: must be word=value")
         found[key] = value if key not in found else (*_several(found[key]), value)
     return found
+
+
+def facts_of_image(text: str) -> dict[str, Any]:
+    """The engine preset that stands for the release in an image; nothing where its tag names none."""
+    found = IMAGE.search(text)
+    return {"engine": nearest_preset(RELEASED[found[1]], found[2])} if found else {}
 
 
 def _several(value: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml, read_text
+from windtunnel.launch.facts import facts_of_image
 from windtunnel.launch.table import table
 
 MODULES = {
@@ -80,7 +81,8 @@ def parse_line(
             _put(engine, name, value, flags, spelled, over=False)
     for name in MODEL_FLAGS:
         model = str(flags.pop(name, "") or model)
-    return Line(engine, model, flags, spelled, dict(env or {}))
+    facts = facts_of_image(" ".join(words[: len(words) - len(rest)])) if _in_container(words) else {}
+    return Line(engine, model, flags, spelled, dict(env or {}), facts=facts)
 
 
 def _start(words: Sequence[str]) -> tuple[str, list[str]] | None:

@@ -97,7 +97,7 @@ def read_script(text: str, folder: Path = Path()) -> list[Line]:
             wanted = {name: shell.expanded(body) for name, body in files.items()}
             line = parse_line(words, env, wanted, folder)
             if line is not None:
-                lines.append(Line(**{**vars(line), "facts": facts}))
+                lines.append(Line(**{**vars(line), "facts": {**line.facts, **facts}}))
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml_documents, read_text
-from windtunnel.launch.facts import read_facts
+from windtunnel.launch.facts import facts_of_image, read_facts
 from windtunnel.launch.line import IMAGES, Line, parse_line
 from windtunnel.launch.shell import Shell, read_script, split_words
 
@@ -101,7 +101,8 @@ def _walk(node: Any, folder: Path, around: Mapping[str, Any], name: str = "") ->
 
 
 def _facts(line: Line, around: Mapping[str, Any]) -> dict[str, Any]:
-    return {"facts": {key: around[key] for key in ("device",) if key in around} | around.get("facts", {}) | line.facts}
+    said = {key: around[key] for key in ("device", "engine") if key in around}
+    return {"facts": said | around.get("facts", {}) | line.facts}
 
 
 def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -126,6 +127,7 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
             found["facts"] = read_facts(str(notes["windtunnel"]))
     if isinstance(node.get("services"), Mapping):
         found["compose"] = True
+    found |= facts_of_image(str(node.get("image") or ""))
     labels = node.get("nodeSelector")
     if isinstance(labels, Mapping):
         for label in ACCELERATORS & set(labels):

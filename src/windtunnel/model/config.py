@@ -24,7 +24,7 @@ from windtunnel.model.mixer import Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization
 from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.shapes import require_shapes
-from windtunnel.model.spec import PREDICTING, Model
+from windtunnel.model.spec import PREDICTING, TEXT_PART, Model
 from windtunnel.model.state_space import StateSpace
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
@@ -52,7 +52,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     family = family or Family()
     keys = family.renamed(keys)
     if text.get("vision_config") or config.get("vision_config") or "text_config" in config:
-        notes.append("only the text part of this model is simulated, without its vision or audio encoder")
+        notes.append(TEXT_PART)
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
         notes.append(PREDICTING)
     hidden = keys.integer("hidden_size", "n_embd", "d_model")

@@ -27,6 +27,10 @@ PREDICTING = "multi-token prediction layers are left out without speculative dec
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
+TEXT_PART = "only the text part of this model is simulated, without its vision or audio encoder"
+"""Note of a model that reads more than text."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer, described by its sizes."""
@@ -86,6 +90,11 @@ class Model:
         for count, layer in self.layers:
             for _ in range(count):
                 yield layer
+
+    @property
+    def has_encoder(self) -> bool:
+        """It reads images or sound as well, by its config.json."""
+        return TEXT_PART in self.notes
 
     @property
     def num_layers(self) -> int:

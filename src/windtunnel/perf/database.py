@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.deployment.versions import version_key
 from windtunnel.files import data_folder
 from windtunnel.hardware import Device
 from windtunnel.perf.corrections import ALL, Corrections
@@ -49,17 +50,6 @@ def packaged_systems() -> Path | None:
         if path.is_dir():
             return path
     return None
-
-
-def version_key(version: str) -> tuple[tuple[int, ...], int, int]:
-    """Sort key of a version: numbers in order, a release candidate before its release, any other suffix before both."""
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    digits = tuple(int(n) for n in numbers.group().split(".")) if numbers else ()
-    rest = version[numbers.end() :] if numbers else version
-    candidate = re.fullmatch(r"rc(\d+)", rest)
-    if candidate:
-        return digits, 0, int(candidate.group(1))
-    return digits, 1 if not rest else -1, 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,10 @@ from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from windtunnel.deployment.versions import version_key
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text
-from windtunnel.perf.database import own_systems, packaged_systems, version_key
+from windtunnel.perf.database import own_systems, packaged_systems
 
 TABLE = re.compile(r"data(/[A-Za-z0-9][\w.+-]*){4}/[\w.+-]+\.(parquet|yaml)|[\w-]+\.yaml")
 """Files of a database, below its ``systems`` folder."""

@@ -140,10 +140,22 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
 
 
 def _offloading(stores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """vLLM's own store in host memory; others are set up by a connector's files."""
-    if len(stores) != 1 or stores[0].get("ratio") or Store(**stores[0]) != Store(capacity=stores[0]["capacity"]):
+    """vLLM's own store in host memory, where need be with its connector's settings; others are set up by files."""
+    if len(stores) != 1 or stores[0].get("ratio"):
         return ()
-    return "--kv-offloading-size", f"{stores[0]['capacity'] / GIB:.12g}"
+    store = Store(**stores[0])
+    chunk, threshold = store.chunk_tokens, store.write_after
+    if store != Store(capacity=store.capacity, chunk_tokens=chunk, write_after=threshold):
+        return ()
+    if not chunk and not threshold:
+        return "--kv-offloading-size", f"{store.capacity / GIB:.12g}"
+    extra = {"cpu_bytes_to_use": round(store.capacity), "block_size": chunk, "store_threshold": threshold}
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {name: value for name, value in extra.items() if value},
+    }
+    return "--kv-transfer-config", shlex.quote(json.dumps(config))
 
 
 def _compilation(pool: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,11 +35,13 @@ def with_images(deployment: Deployment, workload: Workload, policies: Sequence[S
     return found
 
 
-def about_images(workload: Workload, policies: Sequence[Settings]) -> list[str]:
-    """What is not simulated of them."""
+def about_images(deployment: Deployment, workload: Workload, policies: Sequence[Settings]) -> list[str]:
+    """What is not simulated of them, and which models take none."""
     encoders = {policy.encoder.compute_budget for policy in policies if isinstance(policy, VllmV1) and policy.encoder}
     count, tokens = workload.images
-    return [
+    blind = {pool.model.name for pool in deployment.pools if encoders and not pool.model.has_encoder}
+    found = [f"{name}: its config.json has no encoder, so the engine would refuse images" for name in sorted(blind)]
+    return found + [
         f"{count} images of {tokens:,} tokens before each prompt: the encoder computes at most {most:,} embeddings in "
         "a step and keeps as many, by vLLM 0.33's rules; its own time is not simulated, as no kernel of it is known"
         for most in sorted(encoders)

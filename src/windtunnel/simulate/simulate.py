@@ -88,17 +88,17 @@ def simulate(
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
-    router = find_router(deployment.router)
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
     named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
     times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
-    budgets = [kv_blocks(pool) for pool in deployment.pools]
+    router, budgets = find_router(deployment.router), [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += about_images(workload, named) + about_load(demand, cut, fleet) + _state_notes(deployment, budgets, demand)
+    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
+    notes += _state_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.simulate.overheads import client_of
-from windtunnel.validation.measured_run import SETTINGS, json_lines, nearest_preset
+from windtunnel.validation.measured_run import SETTINGS, json_lines
 from windtunnel.workload.columns import Workload
 
 UNSTATED = {"vllm": "0.6.0", "trtllm": "0.11.0", "sglang": "0.5.0"}

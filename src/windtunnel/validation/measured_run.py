@@ -8,21 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import PRESETS, Engine, EnginePreset, Pool
+from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment.versions import nearest_preset, preset_note
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json
 from windtunnel.files import read_text as text_of
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.database import version_key
 from windtunnel.simulate.overheads import client_of
 from windtunnel.validation.measurement import Measurement, Requests, Series, check_requests, doubts
-from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, repeated_after
+from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, of_repeats, repeated_after
 from windtunnel.workload.columns import Workload
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2el_s")
 SERIES = ("t_s", "running", "waiting")
 SETTINGS = frozenset(field.name for field in fields(Engine)) - {"preset", "kernel_version"}
+
+
+WAY_OUT = "give hash_ids of every request, or prefix_cache_hit_rate in run.json"
+"""Where it is not known what prompts shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,76 +54,26 @@ class MeasuredRun:
         """
         return _pool(self.model, self.device, self.engine, self.version, self.settings)
 
+    def require_known_prompts(self) -> None:
+        """Raise InputError where the lengths of prompts come again, so that they were probably cached, and nothing
+        tells what they shared: without hits, no simulated time would mean anything."""
+        load = self.measurement.workload
+        if (
+            self.settings.get("enable_prefix_caching")
+            and load.hash_ids is None
+            and (lag := repeated_after(load.prompt_tokens))
+        ):
+            raise InputError(
+                f"{self.name}: prompt lengths come again after {lag} requests, so their prompts were probably cached: "
+                f"add --same-prompts to replay them as the same prompts, or {WAY_OUT}"
+            )
+
 
 def _pool(model: str, on: str, engine: str, version: str, settings: Mapping[str, Any]) -> Pool:
     for name in settings:
         if name not in SETTINGS:
             raise unknown("engine setting", name, SETTINGS)
     return Pool(load_model(model), device(on), Engine(preset=nearest_preset(engine, version), **settings))
-
-
-def nearest_preset(engine: str, version: str) -> str:
-    """The preset of this engine whose version is nearest: the same minor version, unless it begins later (``since``),
-    else the one with the fewest minor versions between, of two as near the older.
-
-    Raises InputError when no version of the engine is simulated.
-    """
-    return _nearest(engine, version)[0].name
-
-
-def preset_note(engine: str, version: str) -> str:
-    """What to know where the version has no preset: which stands in, and how that of the version on its
-    other side differs. Empty where it has one, and for an engine that is not simulated."""
-    if not any(preset.backend == engine for preset in PRESETS.values()):
-        return ""
-    chosen, other = _nearest(engine, version)
-    if _minor(chosen.version) == _minor(version):
-        return ""
-    text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
-    if other is None:
-        return text
-    others = ("name", "scheduler", "since", "memory", "lacks")
-    names = [field.name for field in fields(chosen) if field.name not in others]
-    differs = [
-        f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
-        for name in names
-        if getattr(other, name) != getattr(chosen, name)
-    ]
-    if other.rules != chosen.rules:
-        differs.append(f"scheduler={other.rules}, not {chosen.rules}")
-    if other.memory != chosen.memory:
-        differs.append("other rules of memory")
-    return f"{text}; {other.name} has {'; '.join(differs) or 'the same defaults'}"
-
-
-def _nearest(engine: str, version: str) -> tuple[EnginePreset, EnginePreset | None]:
-    """The nearest preset, and the one on the other side of the version, if there is one."""
-    presets = sorted(
-        (preset for preset in PRESETS.values() if preset.backend == engine), key=lambda one: _minor(one.version)
-    )
-    if not presets:
-        known = ", ".join(sorted({preset.backend for preset in PRESETS.values()}))
-        raise InputError(f"engine {engine!r} is not simulated: use one of {known}")
-    wanted = _minor(version)
-    older = [preset for preset in presets if _minor(preset.version) <= wanted]
-    newer = [preset for preset in presets if _minor(preset.version) > wanted]
-    if len(older) > 1 and _minor(older[-1].version) == wanted and version_key(version) < version_key(older[-1].since):
-        return older[-2], None
-    if not (older and newer) or _minor(older[-1].version) == wanted:
-        return (older[-1] if older else newer[0]), None
-    below, above = older[-1], newer[0]
-    places = [MINORS * major + minor for major, minor in (_minor(below.version), wanted, _minor(above.version))]
-    steps = places[1] - places[0], places[2] - places[1]
-    return (below, above) if steps[0] <= steps[1] else (above, below)
-
-
-MINORS = 22
-"""Minor versions that a major one counts as: TensorRT-LLM had as many before 1.0."""
-
-
-def _minor(version: str) -> tuple[int, int]:
-    digits = (*version_key(version)[0], 0, 0)
-    return digits[0], digits[1]
 
 
 def find_measured_runs(folder: Path) -> list[Path]:
@@ -132,13 +86,14 @@ def find_measured_runs(folder: Path) -> list[Path]:
     return found
 
 
-def read_measured_run(folder: Path) -> MeasuredRun:
-    """Read one folder. Raises InputError naming the file, and the wrong or missing line or key."""
+def read_measured_run(folder: Path, *, same_prompts: bool = False) -> MeasuredRun:
+    """Read one folder; ``same_prompts``: where the lengths of prompts come again and nothing tells what they shared,
+    they were the same prompts. Raises InputError naming the file, and the wrong or missing line or key."""
     path = folder / "run.json"
     document = parse_object(read_text(path), str(path))
     served = _served(document, path)
     note = preset_note(served["engine"], served["version"])
-    return MeasuredRun(**served, measurement=_measurement(folder, document, served["settings"], note))
+    return MeasuredRun(**served, measurement=_measurement(folder, document, served["settings"], note, same_prompts))
 
 
 def read_measured_pool(path: Path) -> tuple[Pool, str]:
@@ -162,7 +117,9 @@ def _served(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[str, Any], note: str) -> Measurement:
+def _measurement(
+    folder: Path, document: Mapping[str, Any], settings: Mapping[str, Any], note: str, same_prompts: bool
+) -> Measurement:
     source = folder / str(document.get("requests", "requests.jsonl"))
     columns, recorded, notes = _read_requests(source)
     found = Requests(
@@ -176,7 +133,8 @@ def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[st
     if (said := document.get("num_requests")) is not None and said != len(found.arrival):
         notes.append(f"run.json tells of {said} requests, {source.name} holds {len(found.arrival)}: those are replayed")
     prompts = columns["prompt_tokens"].astype(np.int64)
-    alike, unknown_hits = _hash_ids(document, recorded, prompts, bool(settings.get("enable_prefix_caching")))
+    caches = bool(settings.get("enable_prefix_caching"))
+    alike, unknown_hits = _hash_ids(document, recorded, prompts, caches, same_prompts)
     notes += unknown_hits
     name, logged = str(document.get("id", folder.name)), document.get("series")
     return Measurement(
@@ -222,7 +180,11 @@ def _read_requests(path: Path) -> tuple[dict[str, NDArray[np.float64]], list[Any
 
 
 def _hash_ids(
-    document: Mapping[str, Any], recorded: list[Any] | None, prompts: NDArray[np.int64], caches: bool
+    document: Mapping[str, Any],
+    recorded: list[Any] | None,
+    prompts: NDArray[np.int64],
+    caches: bool,
+    same_prompts: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """What says which prompts of a workload share prefixes: recorded ids, or what an engine's hit rate implies; and
     what is not known."""
@@ -238,10 +200,13 @@ def _hash_ids(
         return {"hash_ids": of_hit_rate(prompts, rate), "hash_block_size": HASH_BLOCK}, [said]
     if not caches:
         return {}, []
-    way_out = "give hash_ids of every request, or prefix_cache_hit_rate in run.json"
-    if lag := repeated_after(prompts):
-        return {}, [f"prompt lengths come again after {lag} requests: their prompts were probably cached; {way_out}"]
-    return {}, [f"prefix caching was on: replayed without hits, the prompts' contents are not recorded; {way_out}"]
+    lag = repeated_after(prompts)
+    if lag and same_prompts:
+        ids = {"hash_ids": of_repeats(prompts, lag), "hash_block_size": HASH_BLOCK}
+        return ids, [f"prompt lengths come again after {lag} requests: replayed as the same prompts"]
+    if lag:
+        return {}, [f"prompt lengths come again after {lag} requests: their prompts were probably cached; {WAY_OUT}"]
+    return {}, [f"prefix caching was on: replayed without hits, the prompts' contents are not recorded; {WAY_OUT}"]
 
 
 def _row(entry: Mapping[str, Any], where: str) -> list[float]:

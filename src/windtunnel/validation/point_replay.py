@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.deployment import Deployment, Pool, preset
+from windtunnel.deployment.versions import preset_note
 from windtunnel.errors import InputError
 from windtunnel.metrics import request_metrics, time_share, unroll
 from windtunnel.perf.tabulate.host import BEFORE_V1_ANSWER
@@ -14,7 +15,6 @@ from windtunnel.simulate.run import Requests
 from windtunnel.validation.comparison import PLAIN, Options, by_group, points_json, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
 from windtunnel.validation.measured_points import MEANS, MeasuredPoint
-from windtunnel.validation.measured_run import preset_note
 
 
 @dataclass(frozen=True)

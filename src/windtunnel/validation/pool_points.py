@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Deployment, Engine, Handover, Link, Pool, find_handover, usual_handover
+from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.metrics.evidence import ServerKey, server_key
 from windtunnel.model import Model
-from windtunnel.validation.measured_run import json_lines, nearest_preset
+from windtunnel.validation.measured_run import json_lines
 from windtunnel.validation.recipes import SPARE_TOKENS, Side, engine
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
 

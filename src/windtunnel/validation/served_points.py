@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.launch import read_flags
 from windtunnel.metrics.evidence import ServerKey, server_key
 from windtunnel.perf.database import find_systems
-from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likely_seats
 from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model

@@ -65,3 +65,16 @@ def repeated_after(prompt_tokens: Sequence[int] | Integers) -> int:
         if float(np.mean(lengths[lag:] == lengths[:-lag])) >= REPEATED:
             return lag
     return 0
+
+
+def of_repeats(prompt_tokens: Integers, lag: int) -> list[list[int]]:
+    """Hash ids where a prompt is that of ``lag`` requests before if it is as long, and shares nothing otherwise."""
+    found: list[list[int]] = []
+    own = 0
+    for number, tokens in enumerate(prompt_tokens.tolist()):
+        if number >= lag and tokens == prompt_tokens[number - lag]:
+            found.append(found[number - lag])
+        else:
+            found.append([*range(own, own + tokens // HASH_BLOCK)])
+            own += tokens // HASH_BLOCK
+    return found
