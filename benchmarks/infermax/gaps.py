@@ -1,8 +1,10 @@
 """How close: certified gaps of the best schedules found, by number of requests; the table of docs/optimum.md.
 
-``python -m benchmarks.infermax.gaps`` prints it; words pick rows: ``lognormal 50``. All requests come at once.
+``python -m benchmarks.infermax.gaps`` prints it; words pick rows: ``lognormal 50``, ``six`` those of six kinds of load;
+``--seconds`` is the time limit of each. All requests come at once.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -19,6 +21,7 @@ from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import check
 from windtunnel.optimum.search import search
 from windtunnel.policy import Limits
+from windtunnel.workload import builtin
 
 OPT_13B = Cost(0.0181, 1.019e-4, 6.27e-7, 7.12e-9, 3.85e-5)
 """DistServe's fit of OPT-13B on an A100 (released simulator), as one linear cost."""
@@ -38,22 +41,37 @@ ROWS: tuple[tuple[str, int, Objective, float], ...] = (
     ("lognormal", 10_000, MAKESPAN, 120.0),
 )
 """Kind, requests, objective, time limit (s)."""
+SIX = ("azure-conv", "azure-code", "lognormal", "bimodal", "long", "agents")
+"""Kinds of load: two public traces, and four of drawn lengths; ``long`` and ``agents``: outputs, and prompts."""
+OF_SIX = tuple((kind, 1_000, objective, 120.0) for objective in (MAKESPAN, MEAN_E2EL) for kind in SIX)
+DRAWN = {
+    "lognormal": ((300, 2000), (150, 800)),
+    "long": ((200, 1000), (1500, 6000)),
+    "agents": ((6000, 20_000), (300, 1500)),
+}
+"""Means of prompts and outputs, and the longest ones, of lognormal lengths."""
 
 
 def problem(kind: str, requests: int) -> Problem:
-    """``equal``: 1000 + 200 tokens; ``lognormal``: about 300 + 150; ``short``: 4 to 12 and 1 to 6 in memory for 45 % of
-    50 of them."""
+    """``equal``: 1000 + 200 tokens; ``short``: 4 to 12 and 1 to 6 in memory for 45 % of 50 of them; ``bimodal``:
+    100 + 50 or, three of ten, 3000 + 400; others: DRAWN and SIX."""
     rng = np.random.default_rng(0)
     if kind == "short":
         prompt, output = rng.integers(4, 13, requests), rng.integers(1, 7, requests)
         blocks = int(0.45 * (prompt + output - 1).sum() * min(50 / requests, 1))
         return Problem.of(prompt, output, Limits(min(requests, 96), 96, 64, blocks, 1), SMALL)
     prompt, output = np.full(requests, 1000), np.full(requests, 200)
-    if kind == "lognormal":
+    if kind in DRAWN:
         prompt, output = (
             np.clip(rng.lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, requests), 1, longest).astype(np.int64)
-            for mean, longest in ((300, 2000), (150, 800))
+            for mean, longest in DRAWN[kind]
         )
+    elif kind == "bimodal":
+        large = rng.random(requests) < 0.3
+        prompt, output = np.where(large, 3000, 100), np.where(large, 400, 50)
+    elif kind in SIX:
+        load = builtin(kind, num_requests=requests)
+        prompt, output = load.prompt_tokens, load.output_tokens
     return Problem.of(prompt, output, Limits(256, 8192, 4000, MEMORY // 16, 16), OPT_13B)
 
 
@@ -71,14 +89,18 @@ def certified(served: Problem, objective: Objective, seconds: float) -> tuple[fl
     return gap(check(served, schedule).value(objective), bounds(served).of(objective)), "formula", "search"
 
 
-def main(words: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Print the rows in which all the words are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--seconds", type=float)
+    given = parser.parse_args(argv)
     rows = []
-    for kind, requests, objective, seconds in ROWS:
-        if not set(words) <= {kind, str(requests), str(objective)}:
+    for kind, requests, objective, seconds in OF_SIX if "six" in given.words else ROWS:
+        if not set(given.words) - {"six"} <= {kind, str(requests), str(objective)}:
             continue
         began, before = time.monotonic(), time.process_time()
-        share, *makers = certified(problem(kind, requests), objective, seconds)
+        share, *makers = certified(problem(kind, requests), objective, given.seconds or seconds)
         taken = f"{time.monotonic() - began:.0f} ({time.process_time() - before:.0f})"
         rows.append((f"{requests:,} {kind}", str(objective), f"{share:.1%}", *makers, taken))
         sys.stderr.write(f"{rows[-1]}\n")

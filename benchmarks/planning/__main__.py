@@ -1,6 +1,7 @@
-"""Planning measured: ``python -m benchmarks.planning exact|models|speed [--ray] [--requests N] [--repeats N]``.
+"""Planning measured: ``python -m benchmarks.planning exact|others|models|speed [--ray] [--requests N] [--repeats N]``.
 
 ``exact`` searches five spaces, and each of them again by brute force: the same best, with how many of the simulations?
+``others`` searches the same spaces at random and by TPE (extra ``optuna``), with ten times as many simulations.
 ``models`` plans four models on three devices under two loads, with CPU seconds where ``--workers 1``, and a part of the
 space again by brute force (``--requests 0``: what 120 s of a load bring).
 ``speed`` times the search of one space with one and two workers, on processes and on Ray, in turn and on warm workers:
@@ -163,12 +164,17 @@ def race(requests: int) -> Race:
 def main(argv: Sequence[str]) -> None:
     """Run one benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("exact", "models", "speed"))
+    parser.add_argument("what", choices=("exact", "others", "models", "speed"))
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args(argv)
+    if words.what == "others":
+        from benchmarks.planning.others import others
+
+        others(cases(), words.requests, processes(words.workers) if words.workers > 1 else in_turn())
+        return
     if words.what in ("exact", "models"):
         work = exact if words.what == "exact" else models
         work(words.requests, processes(words.workers) if words.workers > 1 else in_turn())

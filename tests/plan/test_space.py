@@ -261,6 +261,16 @@ def test_with_and_without_a_store_of_kv() -> None:
     assert len({candidate_key(question(), one.deployment) for one in found.candidates}) == 3
 
 
+def test_several_tiers_are_one_value_of_an_axis() -> None:
+    tiers = "tier=host capacity=1e11 + tier=disk capacity=4e12 read=7e9 write=5e9"
+    axes = {"device": ("h100",), "tensor_parallel_size": (1,), "max_num_seqs": (64,), "max_num_batched_tokens": (1024,)}
+    plain, tiered = small_space(store=("none", tiers), **axes).enumerate().candidates
+    assert plain.deployment.pools[0].stores == ()
+    assert [store.tier for store in tiered.deployment.pools[0].stores] == ["host", "disk"]
+    with pytest.raises(InputError, match="hots"):
+        small_space(store=("tier=host capacity=1e11 + tier=hots",))
+
+
 def test_shares_of_pools_are_scaled_together() -> None:
     """Two and four replicas are one and two of the smallest deployment of this kind."""
     one = small_space().deployment({"device": "h100", "replicas": 2})

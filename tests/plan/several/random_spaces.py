@@ -34,7 +34,7 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "router": ("round_robin", "least_outstanding", "vllm_dp"),
     "engine": ("vllm", "sglang-0.5"),
     "enable_chunked_prefill": (True, False),
-    "store": ("none", "tier=host capacity=2e9", "tier=disk capacity=1e10 read=5e9 write=3e9"),
+    "store": ("none", "tier=host capacity=2e9", "tier=host capacity=1e9 + tier=disk capacity=9e9 read=5e9 write=3e9"),
 }
 AUTOSCALE = (
     "none",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Group, Parameter
 
 from windtunnel.cli.plan.flags import FOR_RATES, Available, Axes, Values, split
-from windtunnel.cli.plan.line import STORES, space_around
+from windtunnel.cli.plan.line import OF_POOLS, space_around
 from windtunnel.errors import InputError
 from windtunnel.scenario import Scenario
 from windtunnel.scenario.scenario import words_of
@@ -66,10 +66,10 @@ class Replan:
         if self.devices:
             around = replace(around, axes={**around.axes, "device": split(self.devices)})
         fixed = {
-            key: value if key in STORES else typed_values(key, [value])
+            key: typed_values(key, [value])
             for key, value in words.items()
-            if key in AXES and key != "replicas" and not (key in STORES and len(value) > 1)
-        }
+            if key in AXES and key not in ("replicas", *OF_POOLS)
+        } | ({"store": (" + ".join(stores),)} if (stores := words.get("store")) else {})
         same = available.priced(Space(around.model, fixed, around.constraints, self.devices_file, frozenset()))
         asked = Question(
             load, slo=scenario.goals.limits(), perf=scenario.server.perf, overheads=scenario.overheads(),

@@ -23,8 +23,8 @@ AS_IT_IS = {
     "quantization": "stored",
 }
 """Axes that keep the line's value, and what they are where it has none."""
-STORES = ("store",)
-"""Of which a line may have several, and an axis has one."""
+OF_POOLS = ("store", "autoscale")
+"""Words of a line that are texts; its stores together are one value of an axis."""
 FROM_SPACE = ("router", "replicas", "device")
 
 
@@ -156,10 +156,10 @@ def space_around(
     fixed = {
         axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])
         for axis, value in words.items()
-        if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *STORES, *given, *named)
+        if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *OF_POOLS, *given, *named)
     }
-    if len(stores := words.get("store", ())) == 1 and "store" not in named:
-        fixed["store"] = stores
+    if (stores := words.get("store")) and "store" not in named:
+        fixed["store"] = (" + ".join(stores),)
     return replace(space, axes={**fixed, **space.axes})
 
 

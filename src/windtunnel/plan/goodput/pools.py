@@ -338,7 +338,8 @@ class _Hunt:
                 else:
                     for one in report.tried:
                         self._take(one)
-            self.said(f"{self.trials:,} simulations, {len(self.pending):,} prefill sides and {len(self.open):,} left")
+            left = f"{len(self.pending):,} prefill sides and {len(self.open):,} deployments left"
+            self.said(f"{self.trials:,} simulations, {left}, best so far {self.objective.value(self.best):.4g}")
             if self.stop() or (not wait_for_all and self.workers.room):
                 return
 
