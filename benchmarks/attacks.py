@@ -35,7 +35,9 @@ STALL = 0.05
 PATIENCE = 45.0
 """Seconds after which a header that never ends must have been given up."""
 GROWN = 128.0
-"""MB that may stay after all attacks: what the interpreter keeps of the room that bodies of 16 MB took."""
+"""MB that may stay after all attacks. What lives on is bounded: 64 MB of texts that prompts may go on from
+(``serve.kv.texts``), the core's arrays for the most requests that were in flight at once, and those that ended last
+until the next one comes; the rest is free, and the C library's to give back."""
 Statuses = Counter[str]
 
 

@@ -30,7 +30,7 @@ from benchmarks.real_engine.__main__ import MODEL
 from windtunnel.deployment import HANDOVERS, Deployment, Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.report.launch_files import launch_files, write_launch_files
+from windtunnel.report.launch_files import launch_files
 
 ENGINE = os.environ.get("WINDTUNNEL_ENGINE", "")
 NGINX = shutil.which("nginx")
@@ -293,7 +293,9 @@ def test_the_written_script_starts_a_fleet_that_answers_through_the_router(tmp_p
     pool = spec["pools"][0] | {"model": str(small_model(tmp_path / "model"))}
     pool["engine"] = {name: value for name, value in pool["engine"].items() if name != "gpu_memory_utilization"}
     fleet, first = tmp_path / "fleet", free_port()
-    write_launch_files(fleet, spec | {"pools": [pool]}, [8])
+    fleet.mkdir()
+    for name, text in launch_files(spec | {"pools": [pool]}, [8]).items():
+        (fleet / name).write_text(text)
     script = fleet / "node.sh"
     script.write_text(script.read_text().replace("8000 + slot", f"{first} + slot"))
     started = fleet / "vllm"

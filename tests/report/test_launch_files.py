@@ -14,12 +14,18 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.report.handover_flags import vllm_transfer
-from windtunnel.report.launch_files import launch_files, write_launch_files
+from windtunnel.report.launch_files import launch_files
 
 
 def entry(replicas: int, router: str = "round_robin", **engine: Any) -> dict[str, Any]:
     """The specification of a deployment of one pool."""
     return Deployment((Pool(load_model("Llama-3.1-8B"), device("h100"), Engine(**engine), replicas),), router).spec()
+
+
+def written(folder: Path, deployment: dict[str, Any], gpus_per_node: list[int]) -> None:
+    """The files of a deployment, in a folder."""
+    for name, text in launch_files(deployment, gpus_per_node).items():
+        (folder / name).write_text(text)
 
 
 def started(folder: Path, nodes: int) -> list[str]:
@@ -38,7 +44,7 @@ def started(folder: Path, nodes: int) -> list[str]:
 
 @pytest.mark.parametrize("router", ["round_robin", "least_outstanding"])
 def test_every_replica_has_gpus_and_a_port_that_the_router_knows(tmp_path: Path, router: str) -> None:
-    write_launch_files(tmp_path, entry(6, router, tensor_parallel_size=2), [8])
+    written(tmp_path, entry(6, router, tensor_parallel_size=2), [8])
     lines = started(tmp_path, 2)
     places = [(line.split()[0], line.split()[1], line.split()[-1]) for line in lines]
     assert sorted(places) == [
@@ -54,14 +60,14 @@ def test_every_replica_has_gpus_and_a_port_that_the_router_knows(tmp_path: Path,
 
 
 def test_vllms_own_balancing_is_one_server_with_ranks(tmp_path: Path) -> None:
-    write_launch_files(tmp_path, entry(6, "vllm_dp", tensor_parallel_size=2), [8])
+    written(tmp_path, entry(6, "vllm_dp", tensor_parallel_size=2), [8])
     first, second = started(tmp_path, 2)
     assert "--data-parallel-size 6" in first
     assert "--data-parallel-size-local 4" in first
     assert "--headless" not in first
     assert second.endswith("--data-parallel-size-local 2 --headless --data-parallel-start-rank 4")
     assert not (tmp_path / "nginx.conf").exists()
-    write_launch_files(tmp_path, entry(2, "vllm_dp"), [8])
+    written(tmp_path, entry(2, "vllm_dp"), [8])
     assert started(tmp_path, 1)[0].endswith("--data-parallel-size 2")
 
 
@@ -83,7 +89,7 @@ def apart(engine: str, router: str = "round_robin", handover: str = "vllm-0.32-n
 
 
 def test_pools_apart_have_a_script_each_and_a_front_that_knows_all_servers(tmp_path: Path) -> None:
-    write_launch_files(tmp_path, apart("vllm-0.32"), [8, 8])
+    written(tmp_path, apart("vllm-0.32"), [8, 8])
     (tmp_path / "hostname").write_text("#!/bin/bash\necho here\n")
     (tmp_path / "vllm").write_text('#!/bin/bash\necho "$VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT $*"\n')
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -27,7 +27,7 @@ ALL = {
 
 
 def text(asked: Asked) -> Text:
-    return asyncio.run(text_of(lambda: SeededWords(1, b"a"), 1000, 1000, asked, None))
+    return asyncio.run(text_of(SeededWords(1, b"a"), 1000, 1000, asked, None))
 
 
 def chunk(data: bytes) -> bytes:
@@ -109,7 +109,7 @@ def test_what_does_not_fit_stays_in_python() -> None:
     asked = ALL["completion"]
     outbox, wording, _ = begun(asked, 0, model="m" * 600)
     assert outbox.send_added() == []  # it was not taken
-    echoed = asyncio.run(text_of(lambda: ["a"] * 1000, 1000, 1000, asked, None))
+    echoed = asyncio.run(text_of(["a"] * 1000, 1000, 1000, asked, None))
     assert not outbox.add(3, 0, Wording(asked, "cmpl-1", "m", 1), echoed)
     outbox.lines.tokens[3] = 1 + AHEAD + 1
     assert not outbox.add(3, 0, wording, text(asked))

@@ -14,10 +14,10 @@ from windtunnel.serve.tokens import (
     BY_NUMBER,
     READ_AT_ONCE,
     BytesRule,
+    EchoedWords,
     FileTokenizer,
     SeededWords,
     chat_text,
-    echoed_words,
     tokens_of,
 )
 
@@ -80,8 +80,8 @@ def test_words_from_anywhere() -> None:
         assert words.numbers(first, wanted) == whole[first : first + wanted]
     told = list(islice(words, 300))
     assert told == [BY_NUMBER[number] for number in whole] and list(islice(words.after(64), 100)) == told[64:164]
-    assert list(islice(echoed_words("a b\n c"), 5)) == ["a", " b", "\n c", "a", " b"]
-    assert list(islice(echoed_words(""), 2)) == [" ", " "]
+    assert list(islice(EchoedWords("a b\n c"), 5)) == ["a", " b", "\n c", "a", " b"]
+    assert list(islice(EchoedWords(""), 2)) == [" ", " "]
 
 
 def test_a_chat_is_chatml() -> None:

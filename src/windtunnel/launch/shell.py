@@ -5,7 +5,7 @@ it is written, ``$(hostname)``, and is an error where a setting needs it.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -281,11 +281,3 @@ def _without_redirections(words: list[str]) -> list[str]:
         elif not re.match(r"^(\d?>>?|<|&>)[^<>{]", word) or (word.startswith("<") and word.endswith(">")):
             found.append(word)
     return found
-
-
-def assignments(text: str) -> Mapping[str, str]:
-    """The variables that a script sets, as far as they are known without running it."""
-    shell = Shell()
-    for statement in statements(text):
-        list(_commands(shell, statement))
-    return {name: " ".join(values) for name, values in shell.variables.items()}

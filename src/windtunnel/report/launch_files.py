@@ -6,13 +6,11 @@ ngx_http_proxy_module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import HANDOVERS
 from windtunnel.deployment.presets import EnginePreset, preset
 from windtunnel.errors import InputError
-from windtunnel.files import write_whole
 from windtunnel.launch.facts import written
 from windtunnel.launch.reading import PRESETS
 from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, front
@@ -25,15 +23,6 @@ the flag from its own port + 233 on, where they meet those of the server next to
 NODE, NGINX, FRONT = "node.sh", "nginx.conf", "front.sh"
 BALANCE = {"round_robin": "", "least_outstanding": "  least_conn;\n", "random": "  random;\n"}
 """nginx's words for a router; without one it takes turns."""
-
-
-def write_launch_files(folder: Path, deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) -> None:
-    """Write what starts a deployment, from its specification and the size of the nodes of each pool.
-
-    Raises InputError if the folder cannot be written, or if no command starts such a server.
-    """
-    for name, text in launch_files(deployment, gpus_per_node).items():
-        write_whole(folder / name, [text])
 
 
 def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) -> dict[str, str]:

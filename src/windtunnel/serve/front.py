@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -45,10 +45,10 @@ from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import (
     BY_NUMBER,
     BytesRule,
+    EchoedWords,
     FileTokenizer,
     SeededWords,
     Tokenizer,
-    echoed_words,
     tokens_of,
 )
 from windtunnel.simulate.live import Arrival
@@ -149,13 +149,12 @@ class Front:
             for k in range(asked.n):
                 await pace.spend(64 + (len(said) >> 7))
                 drawn = self._drawn(said, asked.seed, k, limit)
-                words = partial(self._words, said, asked.seed, k)
-                text = await text_of(words, drawn, limit, asked, shape)
+                text = await text_of(self._words(said, asked.seed, k), drawn, limit, asked, shape)
                 told = texts.ledger and self._spoken(text)
                 answer = texts.answered(names, text.output_tokens - (text.last is not None), told or ())
                 if isinstance(prompt, str):
-                    said_later = partial(_said, wording, len(found), text)
-                    await texts.learn(prompt, Served(answer, said_later), pace)
+                    served = Served(answer, wording.in_prompts(len(found), text.whole), text.held)
+                    await texts.learn(prompt, served, pace)
                 lengths = count, text.output_tokens, limit
                 arrival = Arrival(*lengths, asked.priority, tuple(answer.names), asked.session)
                 found.append((arrival, text, number))
@@ -196,7 +195,7 @@ class Front:
         return self.manners.seed + (seed or 0), prompt.encode("utf-8", "surrogatepass") + bytes([k])
 
     def _words(self, prompt: str, seed: int | None, k: int) -> Iterable[str]:
-        return echoed_words(prompt) if self.manners.echo else SeededWords(*self._key(prompt, seed, k))
+        return EchoedWords(prompt) if self.manners.echo else SeededWords(*self._key(prompt, seed, k))
 
     def _drawn(self, prompt: str, seed: int | None, k: int, limit: int) -> int:
         """Tokens after which an answer ends by itself: geometric, so that it is never due."""
@@ -344,11 +343,6 @@ def _parameters(request: Request, known: Mapping[str, Sequence[str]]) -> dict[st
             raise RefusedError(f"{name}={value!r}: must be {', '.join(known[name][:-1])} or {known[name][-1]}")
         found.setdefault(name, []).append(value)
     return found
-
-
-def _said(wording: Wording, index: int, text: Text) -> str:
-    """An answer as it stands in a prompt that goes on from it."""
-    return wording.in_prompts(index, text.whole())
 
 
 async def written(tokens: Sequence[int], between: str, pace: Pace) -> str:

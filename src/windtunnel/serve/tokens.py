@@ -140,6 +140,11 @@ class SeededWords:
         return self.after(0)
 
 
-def echoed_words(text: str) -> Iterator[str]:
+class EchoedWords:
     """The words of a text again and again, one a token."""
-    return cycle(re.findall(r"\s*\S+", text) or [" "])
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __iter__(self) -> Iterator[str]:
+        return cycle(re.findall(r"\s*\S+", self.text) or [" "])

@@ -14,7 +14,8 @@ from windtunnel.serve.openai.requests import RefusedError
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of a size that tests can afford; every document is a long one."""
-    for name, value in (("AT_ONCE", 4), ("LONGEST_PARAMETER", 40), ("MOST_VALUES", 12), ("DEEPEST", 5)):
+    limits = {"AT_ONCE": 4, "LONGEST_PARAMETER": 40, "LONGEST_LIST": 1500, "MOST_VALUES": 12, "DEEPEST": 5}
+    for name, value in limits.items():
         monkeypatch.setattr(documents, name, value)
 
 
@@ -51,6 +52,7 @@ def test_so_many_values(count: int) -> None:
 def test_numbers_of_lists_do_not_count() -> None:
     tokens = {"prompt": list(range(1000)), "n": 1}
     assert read(tokens) == tokens
+    assert refused({"prompt": [7] * 2000, "n": 1}).startswith("a list of more than 1500 numbers")
 
 
 def test_so_deep() -> None:

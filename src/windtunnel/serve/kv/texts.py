@@ -4,6 +4,7 @@ What clients send is text, and the words of an answer are other tokens when they
 prompt is looked up among the texts that were served, prompt and answer, and only what follows is read anew.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ NAME_BITS = 52
 """Of a block's name: numbers up to 2⁵³ keep their value in every reader of JSON."""
 NAMED_AT_ONCE = 256
 """Blocks between two turns of others."""
-MOST_BLOCKS = 1 << 20
-"""Of all texts that are known; those that were not gone on from for longest are forgotten."""
-HEAD, HEADS, LENGTHS = 16, 1 << 14, 64
+MOST_BYTES = 1 << 26
+"""Of all texts that are known, names of 8 bytes and what they are found by; those that were not gone on from for
+longest are forgotten."""
+TEXT_BYTES = 2560
+"""Of one, but for its names: a little more than CPython's objects take."""
+HEAD, HEADS, LENGTHS = 16, 1 << 12, 64
 """Characters that tell prompts from each other, how many such beginnings are known, and how many lengths of each."""
 ANSWERS = 64
 """Of the same prompt that are known."""
@@ -31,16 +35,18 @@ class Names:
     """The tokens of a text by number, and a name for each full block of them: equal for equal text up to its end, and
     of no use without the secret."""
 
+    __slots__ = "_chain", "_ledger", "_rest", "names", "size", "tokens"
+
     def __init__(self, size: int, secret: bytes, ledger: Ledger | None = None) -> None:
         """``size``: tokens of a block; 0: they are only counted. ``ledger``: is told of their tokens."""
-        self.size, self.tokens, self.names = size, 0, list[int]()
+        self.size, self.tokens, self.names = size, 0, array("q")
         self._rest: tuple[int, ...] = ()
         self._chain, self._ledger = blake2b(key=secret, digest_size=8), ledger
 
     def copy(self) -> "Names":
         """One that goes on by itself."""
         found: Names = object.__new__(Names)
-        found.size, found.tokens, found.names = self.size, self.tokens, self.names.copy()
+        found.size, found.tokens, found.names = self.size, self.tokens, self.names[:]
         found._rest, found._chain, found._ledger = self._rest, self._chain.copy(), self._ledger
         return found
 
@@ -61,7 +67,7 @@ class Names:
                 digests.append(self._chain.copy().digest())
             names = [name >> (64 - NAME_BITS) for name in unpack(f">{count}Q", b"".join(digests))]
             self._note(names, tokens[first * self.size :])
-            self.names += names
+            self.names.extend(names)
         self._rest = tokens[blocks * self.size :]
         return self
 
@@ -75,7 +81,7 @@ class Names:
             blocks, rest = divmod(len(self._rest) + tokens, self.size)
             names = range(number, number + blocks)
             self._note(names, (*self._rest, *said))
-            self.names += names
+            self.names.extend(names)
             self._chain.update(pack(">2Q", number, tokens))
             self._rest = tuple(said[-rest:]) if said and 0 < rest <= len(said) else (0,) * rest
 
@@ -84,13 +90,20 @@ class Names:
             self._ledger.note(self.names[-1] if self.names else None, names, tokens, self.size)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Served:
     """A prompt and its answer."""
 
     names: Names
     said: Callable[[], str]
     """The answer as it stands in a prompt that goes on from it."""
+    held: int = 0
+    """Bytes that it holds on to for that, beyond a few."""
+
+    @property
+    def bytes(self) -> int:
+        """What it takes, about."""
+        return TEXT_BYTES + 8 * len(self.names.names) + self.held
 
 
 class Texts:
@@ -103,7 +116,7 @@ class Texts:
         """By what their prompt says, the longest unused first."""
         self._lengths: OrderedDict[str, dict[int, None]] = OrderedDict()
         """Characters of the prompts with a beginning."""
-        self._blocks = 0
+        self.bytes = 0
 
     async def read(self, prompt: str, places: Sequence[int], pace: Pace) -> tuple[Names, int]:
         """The longest text that was served with which a prompt begins, and its characters.
@@ -145,9 +158,9 @@ class Texts:
         known = self._known.setdefault(text.digest(), [])
         self._known.move_to_end(text.digest())
         known.append(served)
-        self._blocks += len(served.names.names) + 1
+        self.bytes += served.bytes
         if len(known) > ANSWERS:
-            self._blocks -= len(known.pop(0).names.names) + 1
+            self.bytes -= known.pop(0).bytes
         lengths = self._lengths.setdefault(prompt[:HEAD], {})
         self._lengths.move_to_end(prompt[:HEAD])
         lengths.pop(len(prompt), None)
@@ -156,8 +169,8 @@ class Texts:
             del lengths[next(iter(lengths))]
         if len(self._lengths) > HEADS:
             self._lengths.popitem(last=False)
-        while self._blocks > MOST_BLOCKS:
-            self._blocks -= sum(len(one.names.names) + 1 for one in self._known.popitem(last=False)[1])
+        while self.bytes > MOST_BYTES:
+            self.bytes -= sum(one.bytes for one in self._known.popitem(last=False)[1])
 
     def _digest(self) -> Any:
         return blake2b(key=self._secret, digest_size=16)

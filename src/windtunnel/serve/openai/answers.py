@@ -1,6 +1,7 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import Any
 from windtunnel.serve.openai.requests import Asked, calls_text
 from windtunnel.serve.openai.shapes import Shape
 from windtunnel.serve.pace import Pace
-from windtunnel.serve.tokens import SeededWords
+from windtunnel.serve.tokens import EchoedWords, SeededWords
 
 DOCUMENTS = json.JSONEncoder(separators=(",", ":"))
 DONE = b"data: [DONE]\n\n"
@@ -32,7 +33,9 @@ class Text:
     drawn: SeededWords | None = None
     """What the pieces are, where they are words that are drawn."""
     whole: Callable[[], str] = str
-    """All that it says."""
+    """All that it says, which may be asked for long after the answer has ended."""
+    held: int = 0
+    """Bytes that ``whole`` holds on to beyond a few."""
 
     def go_on_from(self, taken: int) -> None:
         """So many tokens have been taken otherwise, by their numbers."""
@@ -54,12 +57,10 @@ SLICE = 64
 """Words that are searched at once for a stop."""
 
 
-async def text_of(
-    words: Callable[[], Iterable[str]], drawn: int, limit: int, asked: Asked, shape: Shape | None
-) -> Text:
+async def text_of(words: Iterable[str], drawn: int, limit: int, asked: Asked, shape: Shape | None) -> Text:
     """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop.
 
-    A search for stops lets other tasks have their turns.
+    ``words``: can be read again and again. A search for stops lets other tasks have their turns.
     """
     natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
     reason = "stop" if natural < limit else "length"
@@ -67,16 +68,23 @@ async def text_of(
         reason = "tool_calls"
 
     def pieces() -> Iterator[str]:
-        return iter(words()) if shape is None else shape.around(iter(words()), natural)
+        return iter(words) if shape is None else shape.around(iter(words), natural)
 
     if asked.stop and (kept := await _until_a_stop(pieces(), natural, asked)):
         said = "".join(kept)
         at, stop = _first_stop(said, len(said) - len(kept[-1]), asked.stop)
         return _cut(kept, at + len(stop) if asked.include_stop else at)
-    found, whole = words(), lambda: "".join(islice(pieces(), natural))
-    if shape is None and isinstance(found, SeededWords):
-        return Text(pieces(), natural, reason, drawn=found, whole=whole)
-    return Text(pieces(), natural, reason, whole=whole)
+    drawn_words = words if isinstance(words, SeededWords) else None
+    kept_texts = [words.text] if isinstance(words, EchoedWords) else []
+    kept_texts += [] if shape is None else [shape.before, shape.after]
+    return Text(
+        pieces(),
+        natural,
+        reason,
+        drawn=drawn_words if shape is None else None,
+        whole=lambda: "".join(islice(pieces(), natural)),
+        held=sum(map(sys.getsizeof, kept_texts)),
+    )
 
 
 async def _until_a_stop(pieces: Iterator[str], natural: int, asked: Asked) -> list[str]:
@@ -112,7 +120,7 @@ def _cut(pieces: list[str], end: int) -> Text:
     for piece in pieces[:-1]:
         before.append(said[at : at + len(piece)])
         at += len(piece)
-    return Text(iter([*before, ""]), len(pieces), "stop", said[at:], whole=lambda: said)
+    return Text(iter([*before, ""]), len(pieces), "stop", said[at:], whole=lambda: said, held=sys.getsizeof(said))
 
 
 class Wording:
@@ -148,13 +156,16 @@ class Wording:
             return {"role": "assistant", "content": text}
         return {"role": "assistant", "content": None, "tool_calls": [self._tool_call(index, text)]}
 
-    def in_prompts(self, index: int, text: str) -> str:
-        """A choice's text as it stands in a prompt that goes on from it."""
-        return text if self._tool is None else calls_text([self._tool_call(index, text)])
+    def in_prompts(self, index: int, whole: Callable[[], str]) -> Callable[[], str]:
+        """A choice's text as it stands in a prompt that goes on from it; what says so knows nothing else of the answer,
+        and so holds on to no prompt."""
+        if self._tool is None:
+            return whole
+        name, call = self._tool, f"{self._call}-{index}"
+        return lambda: calls_text([_tool_call(name, call, whole())])
 
     def _tool_call(self, index: int, arguments: str) -> dict[str, Any]:
-        function = {"name": self._tool, "arguments": arguments}
-        return {"id": f"{self._call}-{index}", "type": "function", "function": function}
+        return _tool_call(self._tool, f"{self._call}-{index}", arguments)
 
     def first(self, index: int) -> bytes:
         """The event that begins a choice of a chat."""
@@ -179,6 +190,10 @@ class Wording:
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The event that closes a stream with ``include_usage``."""
         return b"data: " + json.dumps({**self._chunk, "choices": [], "usage": usage}).encode() + b"\n\n"
+
+
+def _tool_call(name: str | None, call: str, arguments: str) -> dict[str, Any]:
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def usage_of(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:

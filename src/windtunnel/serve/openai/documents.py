@@ -14,6 +14,8 @@ LONGEST_PARAMETER = 1 << 20
 CONTENTS = frozenset(("prompt", "messages", "tokens"))
 MOST_VALUES = 1 << 17
 """Of a long document, but for the numbers of lists."""
+LONGEST_LIST = 1 << 21
+"""Numbers of a list: more than any model reads, and few enough to be forgotten in a moment."""
 DEEPEST = 500
 BLANK = re.compile(r"[ \t\n\r]*")
 FLAT = re.compile(r'[^\[\]{}"]*,')
@@ -47,7 +49,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text, self._decode, self._pace = text, json.JSONDecoder().raw_decode, Pace()
-        self._halves = has_halves(text)
+        self._halves = False
         self._open: list[tuple[Any, str]] = []
         """Containers that are not closed, and the key of what is read in each."""
         self._values, self._began = 0, 0
@@ -55,6 +57,9 @@ class _Reader:
 
     async def read(self) -> Any:
         """The document. Raises ValueError, RecursionError or UnicodeEncodeError for what is none."""
+        for first in range(0, len(self._text), AT_ONCE):
+            await self._pace.spend(AT_ONCE >> 4)
+            self._halves = self._halves or has_halves(self._text[first : first + AT_ONCE + 2])
         at = self._skip(0)
         while True:
             value, at, opened = self._value(at)
@@ -130,6 +135,8 @@ class _Reader:
             container += json.loads(f"[{self._text[at : found.end() - 1]}]")
             await self._pace.spend((found.end() - at) >> 3)
             at = self._skip(found.end())
+            if len(container) > LONGEST_LIST:
+                raise RefusedError(f"a list of more than {LONGEST_LIST} numbers: no model reads so many")
         return at
 
     def _key(self, at: int) -> tuple[str, int]:

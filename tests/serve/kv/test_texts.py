@@ -1,0 +1,113 @@
+"""What is known of the texts that were served, and the memory that it takes."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from serve.endpoint import app, client
+from windtunnel.serve.kv import texts as module
+from windtunnel.serve.kv.texts import Names, Served, Texts
+from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.requests import read_completion
+from windtunnel.serve.openai.shapes import Shape
+from windtunnel.serve.pace import Pace
+from windtunnel.serve.tokens import BytesRule, EchoedWords, SeededWords
+
+SIZE = 16
+
+
+async def answered(texts: Texts, prompt: str, tokens: int, shape: Shape | None = None, echo: bool = False) -> Text:
+    """A prompt comes, and gets an answer of so many tokens."""
+    asked, pace = read_completion({"prompt": prompt, "max_tokens": tokens}), Pace()
+    names = await rest(texts, prompt)
+    words = EchoedWords(prompt) if echo else SeededWords(1, prompt.encode())
+    text = await text_of(words, tokens, tokens, asked, shape)
+    said = Wording(asked, "cmpl-1", "m", 1, shape.tool if shape else None).in_prompts(0, text.whole)
+    await texts.learn(prompt, Served(texts.answered(names, tokens), said, text.held), pace)
+    return text
+
+
+async def rest(texts: Texts, prompt: str) -> Names:
+    """The names of all of a prompt."""
+    names, begun = await texts.read(prompt, (), Pace())
+    return await names.add(BytesRule().encode(prompt[begun:]), Pace())
+
+
+@pytest.mark.parametrize("answer", ["words", "echo", "document"])
+@pytest.mark.parametrize("words", [2, 500])
+def test_texts_take_no_more_memory_than_is_counted(words: int, answer: str) -> None:
+    """The prompts themselves are not among what is kept, but where an answer repeats them."""
+    shape = Shape('{"a":"' + "b" * 1000, '"}', "tool") if answer == "document" else None
+
+    async def many(texts: Texts, first: int, count: int) -> None:
+        for k in range(first, first + count):
+            await answered(texts, f"{k} " + "word " * words, 40, shape, answer == "echo")
+
+    async def measure() -> tuple[int, int]:
+        texts = Texts(SIZE, b"secret")
+        await many(texts, 0, 20)
+        before = texts.bytes
+        tracemalloc.start()
+        try:
+            await many(texts, 20, 200)
+            return tracemalloc.get_traced_memory()[0], texts.bytes - before
+        finally:
+            tracemalloc.stop()
+
+    taken, counted = asyncio.run(measure())
+    assert counted / 2 < taken < 1.1 * counted
+
+
+def test_the_texts_that_were_not_gone_on_from_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def known(most: int) -> list[bool]:
+        texts, said = Texts(SIZE, b"secret"), {}
+        monkeypatch.setattr(module, "MOST_BYTES", most)
+        for k in range(3):
+            prompt = f"{k} " + "word " * 100
+            said[prompt] = (await answered(texts, prompt, 64)).whole()
+            if k == 1:
+                first = next(iter(said))
+                await texts.read(first + said[first] + "!", (), Pace())
+        found = [await texts.read(prompt + answer + "!", (), Pace()) for prompt, answer in said.items()]
+        assert texts.bytes <= most
+        return [begun > 0 for _, begun in found]
+
+    one = Served(asyncio.run(rest(Texts(SIZE, b""), "0 " + "word " * 100 + "word" * 64)), str).bytes
+    assert asyncio.run(known(3 * one)) == [True, True, True]
+    assert asyncio.run(known(5 * one // 2)) == [True, False, True]
+    assert asyncio.run(known(one // 2)) == [False, False, False]
+
+
+def test_of_one_prompt_few_answers_are_known() -> None:
+    async def measure() -> list[int]:
+        texts, found = Texts(SIZE, b"secret"), []
+        for _ in range(module.ANSWERS + 5):
+            await answered(texts, "word " * 40, 20)
+            found.append(texts.bytes)
+        return found
+
+    sizes = asyncio.run(measure())
+    assert sizes[module.ANSWERS - 2] < sizes[module.ANSWERS - 1] == sizes[-1] == module.ANSWERS * sizes[0]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_conversation_has_its_own_answers_in_the_cache(echo: bool) -> None:
+    """A tool's call, too: its arguments come back in the words of the prompt."""
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "word " * 50}]
+    body = {"max_tokens": 200, "tools": [tool], "tool_choice": "required"}
+
+    async def talk() -> list[int]:
+        cached = []
+        async with client(app(echo=echo)) as server:
+            for _ in range(2):
+                reply = (await server.post("/v1/chat/completions", json={**body, "messages": messages})).json()
+                cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+                result = {"role": "tool", "content": "done " * 20, "tool_call_id": "x"}
+                messages.extend([reply["choices"][0]["message"], result])
+        return cached
+
+    first, second = asyncio.run(talk())
+    assert first == 0 and second >= 200
