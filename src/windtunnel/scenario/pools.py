@@ -21,7 +21,7 @@ ENGINE_WORDS = {word(entry.name).replace("-", "_"): entry.name for entry in fiel
 """Words of a pool that its engine reads → fields of the engine."""
 OWN_WORDS = {"name": str, "replicas": int, "device": str, "price_per_hour": float}
 """Words of a pool in addition to those of its engine; a price is USD per GPU and hour."""
-Several = Annotated[tuple[str, ...], Parameter(show_default=False, consume_multiple=False)]
+Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
