@@ -76,8 +76,8 @@ def test_other_loads_are_one_table_with_costs(capsys: pytest.CaptureFixture[str]
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     table = [" ".join(row) for row in rows]
     assert any(row.startswith("this load 6 × H100 SXM") for row in table)
-    assert any("7.00 21.6 15,768 0 %" in row for row in table)
-    assert any("14.0 21.6 15,768 25 %" in row for row in table)
+    assert any("7.00 21.60 15,768 0 %" in row for row in table)
+    assert any("14.0 21.60 15,768 25 %" in row for row in table)
     assert any(row.startswith("× 9 nothing meets the goal") for row in table)
 
 

@@ -15,7 +15,9 @@ def test_nothing_is_asked_for() -> None:
 
 
 def test_a_place_that_can_be_written(tmp_path: Path) -> None:
-    Outputs(report=tmp_path / "a.html", perfetto=tmp_path / "new" / "b.json").check()
+    Outputs(report=tmp_path / "a.html", planner_profile=tmp_path / "new").check()
+    with pytest.raises(InputError, match="there is no folder"):
+        Outputs(perfetto=tmp_path / "new" / "b.json").check()
     check_directory(tmp_path / "x" / "y")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,6 +1,6 @@
 """stream(deployment, pieces): the figures of a load of any length, in memory that does not grow with it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from pathlib import Path
@@ -91,17 +91,14 @@ def totals_of(
     parts: Sequence[int],
     slo: SLO | None,
     folder: Path | None = None,
-    told: Callable[[Totals], None] | None = None,
 ) -> dict[int, Totals]:
-    """What these parts come to, their requests written to ``folder``; ``told`` after each piece of a part."""
+    """What these parts come to, their requests written to ``folder``."""
     totaling = {part: Totaling(slo) for part in parts}
     files = RequestFiles(folder) if folder is not None else None
     for part, found in streaming.run(pieces, parts):
         totaling[part].add(found.run, lane_number(found.replica, found.rank), found.time, found.finish)
         if files:
             files.add(part, found.run.requests)
-        if told:
-            told(totaling[part].totals)
     if files:
         files.close()
     return {part: one.totals for part, one in totaling.items()}

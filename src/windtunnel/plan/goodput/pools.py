@@ -280,8 +280,10 @@ class _Hunt:
             families = list(group)
             kin = families[0].prefills
             for _, alike in groupby(kin, lambda one: one.limits[0]):
-                decodes = [(family.decodes, family.layouts) for family in families]
-                jobs.append(SideJob(self.question, self.space, tuple(alike), decodes, 0.0))
+                servers = tuple(alike)
+                for first in sorted({a for family in families for a, _ in family.layouts}):
+                    decodes = [(each.decodes, [one for one in each.layouts if one[0] == first]) for each in families]
+                    jobs.append(SideJob(self.question, self.space, servers, [one for one in decodes if one[1]], 0.0))
         self.pending = jobs
         while self.pending and not self.stop():
             while self.pending and self.workers.room:
