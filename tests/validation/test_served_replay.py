@@ -121,7 +121,7 @@ def test_a_row_that_cannot_be_simulated_says_why(values: dict[str, object], word
 
 
 def test_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, table = tmp_path / "rows.csv", tmp_path / "out" / "table.csv"
+    file, table = tmp_path / "rows.csv", tmp_path / "table.csv"
     file.write_text(f"{HEADER}\n{LLAMA}\n{LLAMA.replace('agg', 'disagg')}\n", encoding="utf-8")
     assert main(["validate", str(file), "--csv", str(table), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

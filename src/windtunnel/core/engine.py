@@ -283,9 +283,11 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
-    for pool, balancer in zip(pools, fleet.balancers or (RankBalancer(),) * len(pools), strict=True):
-        pool["servers"] = min(balancer.servers, MOST_SERVERS)
-        pool["rotates"], pool["counts_in_flight"] = balancer.rotates, balancer.counts_in_flight
+    for pool, balancer, ranks in zip(
+        pools, fleet.balancers or (RankBalancer(),) * len(pools), fleet.lanes, strict=True
+    ):
+        pool["servers"], pool["rotates"] = min(balancer.servers, MOST_SERVERS), balancer.rotates
+        pool["counts_in_flight"] = balancer.counts_in_flight and ranks > 1
     groups, lanes, replicas = _layout(fleet, fields_of(fleet.policies, "LANE_FIELDS"))
     requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)

@@ -110,9 +110,9 @@ def equal_steps(
     """Make as many equal steps as possible while ``now`` < ``until``; 0: the next step has to be made singly.
 
     ``steady(state, pool, i)`` says of lane ``i``: (steps that are equal, tokens of its one prompt in each of them,
-    whether a request that arrives now could change them: only then ``until`` counts; HALTS always does). When they have
-    been made, ``jumped(state, pool, i, steps)`` is called. ``reserved``: a prompt has all its blocks before its first
-    chunk.
+    whether a request that arrives now could change them: only then ``until`` counts, or where a balancer looks at
+    blocks; HALTS always does). When they have been made, ``jumped(state, pool, i, steps)`` is called. ``reserved``: a
+    prompt has all its blocks before its first chunk.
     """
     first, last, counters = group.first_lane, group.first_lane + group.num_lanes, state.counters
     if counters[JUMPS] == 0 or (pool.async_scheduling and group.end <= group.now):
@@ -127,7 +127,7 @@ def equal_steps(
         lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv = 0, 0, lane.decodes, lane.kv_tokens
         if tokens > 0:
             add_chunk(lane, seats, tokens, state.requests[seats[WHO, lane.first]].context, 0)
-        limit = min(limit, until) if joins or lane.watches > 0 else limit
+        limit = min(limit, until) if joins or lane.watches > 0 or pool.counts_in_flight else limit
     if steps == FOREVER or group.now >= limit:
         return 0
     for i in range(first, last):

@@ -108,7 +108,7 @@ LANE: Fields = [
         "released",  # requests that left exactly at the group's now
         "released_ghosts",  # the ghosts among them
         "left",  # the first of them, linked by next
-        "free_before",  # blocks that were free before they left, or the step was decided after which they did
+        "free_before",  # blocks that were free before they left; while a step is decided: before that
         "rank",  # index of the lane in its replica
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw

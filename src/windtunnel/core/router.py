@@ -24,7 +24,7 @@ def sees_requests(router: int) -> bool:
 
 def asks_for_requests(state: State, routers: tuple[int, ...]) -> bool:
     """Whether how many requests lanes have decides where one goes: to which replica, or to which rank."""
-    ranks = bool(state.lanes["rank"].any() and state.pools["counts_in_flight"].any())
+    ranks = bool(state.pools["counts_in_flight"].any())
     return ranks or any(getattr(sees_requests, "py_func", sees_requests)(router) for router in routers)
 
 

@@ -101,6 +101,7 @@ def conclude(state: State, pool: Pool, group: Group, end: float, launch: Any, fi
     arrives = pool.async_scheduling and group.end > group.now
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         launch(state, pool, i, start)
+        state.lanes[i].free_before = state.lanes[i].free
         if arrives:
             release(state, pool, i, group.end)
         finish(state, pool, i, end)

@@ -121,6 +121,14 @@ class EnginePreset:
         return self.name.partition("-")[2]
 
     @property
+    def release(self) -> str:
+        """A release that it stands for: the one whose rules it has, or the first."""
+        name, _, found = self.rules.partition("-")
+        if name != self.backend or not found.startswith(f"{self.version}."):
+            found = self.since or self.version
+        return found if found.count(".") > 1 else f"{found}.0"
+
+    @property
     def rules(self) -> str:
         """Name of the scheduler that it runs."""
         return self.scheduler or self.name

@@ -67,7 +67,7 @@ def _head(server: Server, pool: "Pool", name: str) -> dict[str, Any]:
         "id": name,
         "model": server.model,
         "device": server.device,
-        "engine": {"name": preset.backend, "version": preset.version} | settings,
+        "engine": {"name": preset.backend, "version": preset.release} | settings,
     }
     if engine_scheduler(pool.engine).prefix_caching:
         head["hash_block_size"] = int(pool.engine.resolved("block_size"))

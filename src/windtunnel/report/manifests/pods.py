@@ -42,8 +42,7 @@ def image(server: Server) -> str:
     known = IMAGES if server.node.vendor == "NVIDIA" else AMD_IMAGES
     if server.backend not in known:
         raise InputError(f"launch: no image of {server.backend} for {server.node.device}: use --format scripts")
-    whole = "" if server.version.count(".") > 1 else ".0"
-    return f"{known[server.backend]}{server.version}{whole}"
+    return f"{known[server.backend]}{server.version}"
 
 
 def probe(port: int, failures: int, every: int = EVERY) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def servers_of(deployment: Mapping[str, Any], nodes: Sequence[Node], *, inside: 
             model=str(pool["model"]),
             role=str(pool["role"]),
             backend=chosen.backend,
-            version=chosen.name.partition("-")[2],
+            version=chosen.release,
             node=node,
             replicas=pool["replicas"],
             gpus=pool["gpus"] // pool["replicas"],
