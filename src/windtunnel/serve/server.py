@@ -1,6 +1,7 @@
 """A process that serves: the routes, the task that simulates, what is recorded, and the end of it all."""
 
 import asyncio
+import ctypes
 import gc
 import socket
 import sys
@@ -81,8 +82,20 @@ def listen(app: Any, place: socket.socket, line: str, headers: Sequence[tuple[st
     gc.collect()
     gc.freeze()  # what is there stays: else each full collection walks through the compiler's and the tables' objects
     gc.set_threshold(*RARELY)
+    give_memory_back()
     with suppress(KeyboardInterrupt):  # the way to stop a server
         Announced(config(app, headers), line).run(sockets=[place])
+
+
+M_MMAP_THRESHOLD, APART_BYTES = -3, 1 << 17
+"""Of glibc's malloc.h and its documented beginning."""
+
+
+def give_memory_back() -> None:
+    """Let large blocks of memory go back to the system as soon as they are free, where the C library is glibc: it
+    otherwise keeps bodies of up to 32 MB, once it has seen one, in a heap that never shrinks below what lives on."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, APART_BYTES)
 
 
 class Announced(uvicorn.Server):
