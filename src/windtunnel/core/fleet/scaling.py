@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.engine import Fleet, Floats, Integers
 from windtunnel.core.fleet.roster import STARTING, UP, Crew
-from windtunnel.core.records import QUEUED, ROWS, State
+from windtunnel.core.records import QUEUED, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.policy.scaling import Look
 
@@ -63,28 +63,9 @@ def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -
     """Blocks that the requests of a lane hold at ``time``, when its latest decision has been made."""
     lane, group = state.lanes[i], state.groups[state.lanes["group"][i]]
     total = int(state.pools["num_blocks"][pool])
-    free = int(lane["free"])
-    if group["now"] > time and lane["released"] > 0:  # they leave when that step ends, or the one before it
-        lands = bool(state.pools["async_scheduling"][pool]) and group["end"] <= group["now"]
-        if not lands and not _piped(state, pool):
-            return _logged(state, int(group["replica"]), int(lane["rank"]), total - free)
-        free = int(lane["free_before"])
+    leaves_later = group["now"] > time and lane["released"] > 0
+    free = int(lane["free_before" if leaves_later else "free"])
     return round((total - free) * num_blocks / total)
-
-
-def _piped(state: State, pool: int) -> bool:
-    """Whether steps of a pool pass through several stages."""
-    names = state.pools.dtype.names or ()
-    return "stages" in names and int(state.pools["stages"][pool]) > 1
-
-
-def _logged(state: State, replica: int, rank: int, otherwise: int) -> int:
-    """Blocks that were held after the latest decision of a lane of one stage, which scheduled something."""
-    rows: Any = state.rows
-    for k in range(int(state.counters[ROWS]) - 1, -1, -1):
-        if rows["replica"][k] == replica and rows["lane"][k] == rank:
-            return int(rows["used_blocks"][k])
-    return otherwise
 
 
 def look(each: Crew, measured: Sequence[Measured], at_door: int, came: Floats, time: float) -> Look:
