@@ -118,19 +118,17 @@ def ask_side(job: SideJob) -> SideReport:
     report, began = SideReport(), time.perf_counter()
     apart = [(group,) for group in job.decodes] if job.question.confidence is not None else [tuple(job.decodes)]
     for groups in apart:
-        most = 0
         for first in sorted({a for _, layouts in groups for a, _ in layouts}):
-            most = _ask_first(job, groups, first, most, report)
+            _ask_first(job, groups, first, report)
     report.seconds = time.perf_counter() - began
     return report
 
 
 def _ask_first(
-    job: SideJob, groups: Sequence[tuple[Sequence[Server], Sequence[Layout]]], first: int, most: int, report: SideReport
-) -> int:
-    """Every server of the job in ``first`` replicas, that first which may stand for all whose limit is above the
-    ``most`` requests that a replica has had at once; which is given back."""
-    left = _representative_first(job.prefills, most)
+    job: SideJob, groups: Sequence[tuple[Sequence[Server], Sequence[Layout]]], first: int, report: SideReport
+) -> None:
+    """Every server of the job in ``first`` replicas, those first that may stand for others."""
+    left = list(job.prefills)
     while left:
         server, *others = left
         one = job.space.deployment(server.pool, groups[0][0][0].pool, (first, 1))
@@ -141,19 +139,17 @@ def _ask_first(
             table = tables_for(job.question, job.space.deployment(other.pool, groups[0][0][0].pool, (first, 1)))[0]
             if no_better((alone.pool, alone.times), (other.pool, table.times), alone.most):
                 same.append(other)
-        most = alone.most
-        left = _representative_first([other for other in others if other not in same], most)
+        left = _representative_first([other for other in others if other not in same], alone.most)
         for decodes, layouts in groups:
             mine = [layout for layout in layouts if layout[0] == first]
             if mine:
                 _close(job, alone, same, decodes, mine, report)
 
-    return most
-
 
 def _representative_first(servers: Sequence[Server], most: int) -> list[Server]:
-    """The servers, the smallest limit that is above ``most`` first: it leaves most memory to KV. Of 0: as they are."""
-    above = [one for one in servers if one.limits[1] > most > 0]
+    """The servers, that first whose limit is the smallest above the ``most`` requests that a replica has had at once:
+    it leaves most memory to KV, so it may stand for the others above."""
+    above = [one for one in servers if one.limits[1] > most]
     return [*above[-1:], *(one for one in servers if one not in above[-1:])]
 
 
