@@ -99,18 +99,25 @@ class SearchResult:
         deployment, rate = self.measured(entry)
         held = entry.held
         assert held is not None
-        purchase, share = purchase_of(self.objective), held.share_of(deployment.gpus)
+        gpus, cost = self.paid(entry)
         return {
             "settings": dict(self.contenders[entry.index].candidate.settings),
             "replicas": deployment.replicas,
-            "gpus": share * purchase.gpus(deployment) if share < 1.0 else purchase.gpus(deployment),
-            "price_per_hour": share * purchase.price(deployment) or math.nan,
+            "gpus": gpus,
+            "price_per_hour": cost or math.nan,
             ("lanes" if self.question.in_lanes else "request_rate"): rate,
             "value": self.objective.value(entry.promise),
             "attainment": held.attainment,
             "margins": {margin.name: {"value": margin.value, "limit": margin.limit} for margin in held.margins},
             "latencies": {name: dict(values) for name, values in held.latencies.items()},
         }
+
+    def paid(self, entry: Entry) -> tuple[float, float]:
+        """GPUs and USD per hour (0: not known) that an entry costs; on average where an autoscaler stops some."""
+        deployment, purchase = self.measured(entry)[0], purchase_of(self.objective)
+        gpus, cost = purchase.gpus(deployment), purchase.price(deployment)
+        share = entry.held.share_of(deployment.gpus) if entry.held else 1.0
+        return (gpus, cost) if share == 1.0 else (share * gpus, share * cost)
 
     def measured(self, entry: Entry) -> Any:
         """The deployment and rate of the highest step of an entry that holds."""

@@ -33,6 +33,8 @@ AXES: Mapping[str, Any] = MappingProxyType(
 
 NONE = "none"
 """On the axes ``store`` and ``autoscale``, whose other values are the words of one."""
+AND = " + "
+"""Between the stores of one value."""
 SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
@@ -297,7 +299,7 @@ class Space:
 def stores_in(text: str) -> tuple[Store, ...]:
     """The stores of these words, the fastest first: ``tier=host capacity=1e11 + tier=disk capacity=4e12 …``. Raises
     InputError for an unknown or a wrong one."""
-    return tuple(Store.of(each) for each in text.split(" + "))
+    return tuple(Store.of(each) for each in text.split(AND))
 
 
 def autoscaler(text: str) -> Autoscale:

@@ -125,11 +125,6 @@ def money(value: float) -> str:
     return f"${number(value)}" if math.isfinite(value) else "–"
 
 
-def dollars(value: float) -> str:
-    """A price in a column of prices, to the cent; a dash for none."""
-    return f"{value:,.2f}" if value > 0 else "–"
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """An HTML table of numbers, of ``words``, or a ``list`` of names and values; every cell is escaped."""
     head = "".join(f"<th>{escape(column)}</th>" if column else "<td></td>" for column in columns)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from windtunnel.plan.advice import Advice, describe
-from windtunnel.plan.answer.recommendation import Riskier, headline, riskier_sentence, sentence
+from windtunnel.plan.answer.recommendation import Riskier, dollars, headline, riskier_sentence, sentence
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.objective import LeastForRate, purchase_of
@@ -13,7 +13,7 @@ from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
 from windtunnel.plan.trial import whole_run
 from windtunnel.plan.what_if import WhatIf
-from windtunnel.report.page import dollars, number, page, percent, plot, script, table, warnings
+from windtunnel.report.page import number, page, percent, plot, script, table, warnings
 from windtunnel.report.plan_figures import label, labels_apart, pareto, slices
 from windtunnel.report.serve_line import serve_line
 
@@ -128,16 +128,17 @@ def _ranking(answer: SearchResult) -> str:
     names = [margin.name for margin in held.margins] if held else []
     target = isinstance(answer.objective, LeastForRate)
     columns = ["configuration", "replicas", "GPUs", "$/h", *([] if target else [answer.question.unit])]
-    told, purchase, rows = answer.objective.unit in columns, purchase_of(answer.objective), []
+    told, rows = answer.objective.unit in columns, []
     labels, common = labels_apart(answer, [entry.index for entry in answer.ranking])
     for entry, name in zip(answer.ranking, labels, strict=True):
         deployment, rate = answer.measured(entry)
+        gpus, cost = answer.paid(entry)
         rows.append(
             (
                 name,
                 str(deployment.replicas),
-                str(purchase.gpus(deployment)),
-                dollars(purchase.price(deployment)),
+                str(gpus) if isinstance(gpus, int) else number(gpus),
+                dollars(cost),
                 *([] if target else [number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *_uses(entry.held, names),

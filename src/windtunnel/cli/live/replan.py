@@ -57,7 +57,7 @@ class Replan:
         from windtunnel.deployment.slo import ATTAINMENT
         from windtunnel.plan.objective import LeastForRate
         from windtunnel.plan.question import Question
-        from windtunnel.plan.space import AXES, Space, typed_values
+        from windtunnel.plan.space import AND, AXES, Space, typed_values
 
         usual, available = words_of(Scenario()), Available(prices=self.prices)
         words = {key: value for key, value in words_of(scenario).items() if value != usual[key]}
@@ -69,7 +69,7 @@ class Replan:
             key: typed_values(key, [value])
             for key, value in words.items()
             if key in AXES and key not in ("replicas", *OF_POOLS)
-        } | ({"store": (" + ".join(stores),)} if (stores := words.get("store")) else {})
+        } | ({"store": (AND.join(stores),)} if (stores := words.get("store")) else {})
         same = available.priced(Space(around.model, fixed, around.constraints, self.devices_file, frozenset()))
         asked = Question(
             load, slo=scenario.goals.limits(), perf=scenario.server.perf, overheads=scenario.overheads(),

@@ -144,7 +144,7 @@ def space_around(
 ) -> "Space":
     """What is searched around a server, from its words: what a restart changes, and what flags name."""
     from windtunnel.model import load_model
-    from windtunnel.plan.space import AXES, typed_values
+    from windtunnel.plan.space import AND, AXES, typed_values
 
     name = str(words["model"])
     given = {entry.name for entry in fields(axes) if getattr(axes, entry.name) != getattr(Axes(), entry.name)}
@@ -159,7 +159,7 @@ def space_around(
         if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *OF_POOLS, *given, *named)
     }
     if (stores := words.get("store")) and "store" not in named:
-        fixed["store"] = (" + ".join(stores),)
+        fixed["store"] = (AND.join(stores),)
     return replace(space, axes={**fixed, **space.axes})
 
 

@@ -22,6 +22,7 @@ from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer.recommendation import (
     HOURS_A_MONTH,
     Riskier,
+    dollars,
     goal,
     hardware,
     on_servers,
@@ -177,7 +178,7 @@ def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
         cost, extra = purchase.price(deployment), kept.get(name, math.nan)
         same = "–" if math.isnan(extra) else percent(extra) if math.isfinite(extra) else "cannot"
         monthly = number(cost * HOURS_A_MONTH or math.nan)
-        rows.append((name, hardware(deployment, True, purchase), number(rate), _dollars(cost), monthly, same))
+        rows.append((name, hardware(deployment, True, purchase), number(rate), dollars(cost), monthly, same))
     unit = next(iter(answers.values())).question.unit
     columns = ("load", "buy", unit, "$/h", "$ a month", "extra if kept")
     return [table(columns, rows, left=2), *([_regrets(what_ifs)] if verbose else [])]
@@ -212,19 +213,19 @@ def _ranking(answer: SearchResult) -> "Table":
     """The best, with what differs between them, and how much of its tightest limit each uses."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     target = isinstance(answer.objective, LeastForRate)
-    told, purchase = answer.objective.unit in (*COLUMNS, answer.question.unit), purchase_of(answer.objective)
+    told = answer.objective.unit in (*COLUMNS, answer.question.unit)
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
         settings = answer.contenders[entry.index].candidate.settings
-        share = entry.held.share_of(deployment.gpus) if entry.held else 1.0
+        gpus, cost = answer.paid(entry)
         rows.append(
             (
                 str(place),
                 *(said(settings[axis]) for axis in axes),
                 _some_replicas(deployment),
-                str(purchase.gpus(deployment)) if share == 1.0 else number(share * purchase.gpus(deployment)),
-                _dollars(share * purchase.price(deployment)),
+                str(gpus) if isinstance(gpus, int) else number(gpus),
+                dollars(cost),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
@@ -233,11 +234,6 @@ def _ranking(answer: SearchResult) -> "Table":
     columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
     heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
     return table(heads, rows, left=1 + len(axes))
-
-
-def _dollars(value: float) -> str:
-    """To the cent, as in the sentence above the table; a dash for none."""
-    return f"{value:,.2f}" if value > 0 else "–"
 
 
 def _some_replicas(deployment: Deployment) -> str:

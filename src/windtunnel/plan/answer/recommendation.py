@@ -109,6 +109,11 @@ def price(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     return f"${hourly:,.2f}/h" if hourly > 0 else ""
 
 
+def dollars(value: float) -> str:
+    """A price in a column of prices, to the cent; a dash for none."""
+    return f"{value:,.2f}" if value > 0 else "–"
+
+
 def a_month(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     """``$3,927 a month``."""
     return f"${purchase.price(deployment) * HOURS_A_MONTH:,.0f} a month"
@@ -158,9 +163,7 @@ def headline(answer: SearchResult) -> str:
     purchase = purchase_of(answer.objective)
     counts: Counter[str] = Counter()
     for pool in deployment.pools:
-        counts[device_name(pool.device.name)] += purchase.pool_gpus(
-            replace(pool, replicas=pool.replicas + purchase.spare)
-        )
+        counts[device_name(pool.device.name)] += purchase.pool_gpus(_with_spare(pool, purchase))
     bought = " and ".join(f"{count} × {name}" for name, count in counts.items())
     cost = price(deployment, purchase)
     least = isinstance(answer.objective, LeastForRate)
