@@ -9,7 +9,6 @@ from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, ta
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.deployment.title import title
 from windtunnel.errors import InputError
-from windtunnel.scenario.load_flags import TRACE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,10 +52,9 @@ def run_streamed(
         show_json(document | {"goal": goals.to_json()})
     else:
         load = scenario.load
-        name = load.trace or ("random" if load.is_random else TRACE)
         rate = f" at {number(load.request_rate)}/s" if load.request_rate and isfinite(load.request_rate) else ""
         served = title(deployment.spec()["pools"])
-        asked = f"{served} · {name}, {document['requests']['total']:,} requests{rate}, streamed"
+        asked = f"{served} · {load.source}, {document['requests']['total']:,} requests{rate}, streamed"
         _show(document, [wrapped(asked), *_verdict(found, document, goals, default_goal)])
     return MISSED if goals.missed(found) else DONE
 

@@ -11,7 +11,6 @@ from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, progress, sh
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
-from windtunnel.scenario.load_flags import TRACE
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -109,9 +108,8 @@ def show_sweep(scenario: Scenario, points: Sequence["Point"], found: "Point | No
         good = (share(point.result.attainment),) if judged else ()
         rows.append((f"{bar} {state}".strip(), *(number(value) for value in values), *good))
     heads = ("TTFT p90", "requests/s", "served", "TTFT p50 ms", "TTFT p90 ms", "TPOT p90 ms")
-    load = scenario.load.trace or ("random" if scenario.load.is_random else TRACE)
     count = f", {scenario.load.num_prompts:,} requests at each rate" if scenario.load.num_prompts else ""
-    what = f"{title(scenario.deployment().spec()['pools'])} · {load}{count}"
+    what = f"{title(scenario.deployment().spec()['pools'])} · {scenario.load.source}{count}"
     goal = goal_words(scenario.goals.limits(), scenario.goals.attainment or ATTAINMENT)
     notes = dict.fromkeys(f"note: {number(point.rate)}/s: {point.note}" for point in points if point.note)
     goals = [facts_grid([("goal", goal)])] if goal else []

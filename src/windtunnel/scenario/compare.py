@@ -28,7 +28,7 @@ from windtunnel.optimum.served import gaps
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.scenario import Scenario, vary, words_of
-from windtunnel.scenario.load_flags import TRACE, require_seeds
+from windtunnel.scenario.load_flags import require_seeds
 from windtunnel.simulate.simulate import batch_times, simulate
 from windtunnel.workload.columns import Workload
 
@@ -259,8 +259,7 @@ def _simulate(scenario: Scenario, seeds: tuple[int, ...], exclude_warmup: bool, 
 
 
 def _title(scenario: Scenario, baseline: Variant) -> str:
-    load = scenario.load.trace or ("random" if scenario.load.is_random else TRACE)
-    return f"{title(scenario.deployment().spec()['pools'])}; {load}: {baseline.first.total:,} requests"
+    return f"{title(scenario.deployment().spec()['pools'])}; {scenario.load.source}: {baseline.first.total:,} requests"
 
 
 def _warnings(variants: Sequence[Variant]) -> Iterator[str]:

@@ -216,6 +216,11 @@ class Load:
         """Whether lengths are drawn at random."""
         return self.random_input_len is not None or self.random_output_len is not None
 
+    @property
+    def source(self) -> str:
+        """What the requests come from, for titles."""
+        return self.trace or ("random" if self.is_random else TRACE)
+
     def giving_way(self, words: Collection[str]) -> "Load":
         """The load without its own source of requests, where other words name another one: a trace for random lengths,
         or the other way round."""
