@@ -48,7 +48,7 @@ class VllmV1(Settings):
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while anything runs (vLLM ≥ 0.24)."""
     max_num_active_seqs: int = 0
-    """Admit none while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.31)."""
+    """No request is admitted while this many run; 0: max_num_seqs (vLLM ≥ 0.31)."""
     long_prefill_token_threshold: int = 0
     """Tokens that one request may compute in a step, so that long prompts leave budget to others; 0: no such limit
     (config/scheduler.py)."""

@@ -134,8 +134,8 @@ class Wanted:
             return Goodput(space.constraints, self.objective == "goodput-per-dollar")
         if "autoscale" in space.axes:
             raise InputError(
-                "autoscale: is for a load as it comes: add --objective goodput-per-dollar or goodput-per-gpu, with "
-                "--attainment for the share of requests that must be good"
+                "autoscale: only the goodput objectives search autoscalers: add --objective goodput-per-dollar or "
+                "goodput-per-gpu, and --attainment for the share of requests that must be good"
             )
         unit, lanes = question.unit, question.workload.lanes if question.in_lanes else 0
         if self.objective == "energy":

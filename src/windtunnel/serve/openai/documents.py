@@ -136,7 +136,9 @@ class _Reader:
             await self._pace.spend((found.end() - at) >> 3)
             at = self._skip(found.end())
             if len(container) > LONGEST_LIST:
-                raise RefusedError(f"a list of more than {LONGEST_LIST} numbers: no model reads so many")
+                raise RefusedError(
+                    f"a list of more than {LONGEST_LIST} numbers: send fewer, no model takes that many tokens"
+                )
         return at
 
     def _key(self, at: int) -> tuple[str, int]:
