@@ -141,7 +141,7 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
             paid = f", ${share * purchase.price(deployment):,.2f}/h" if hourly else ""
             bought = f"up to {hardware(deployment, True)}, {entry.held.gpus:.3g} GPUs{paid} on average"
         good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
-        best = f"{value:,.4g} {answer.objective.unit}"
+        best = f"{f'{value:,.0f}' if value >= 1e4 else f'{value:,.4g}'} {answer.objective.unit}"
         return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} {answer.question.unit}"
     if answer.question.in_lanes:
