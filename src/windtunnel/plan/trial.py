@@ -39,13 +39,13 @@ from windtunnel.workload import Workload, head
 
 KEPT_TABLES = 4
 """Pools whose tables a process keeps at hand: the trials of a candidate come one after the other."""
-KEPT_OF_PAIRS = 48
+KEPT_OF_SIDES = 48
 """The same of prefill and decode pools."""
 Tables = Sequence[Tabulated]
 T = TypeVar("T")
 
 _kept: dict[str, Tables] = {}
-_of_pools: dict[str, Tabulated] = {}
+_of_sides: dict[str, Tabulated] = {}
 _databases: dict[tuple[str, str, str, str], Database | None] = {}
 _predictors: dict[str, Predictor] = {}
 _sharing: dict[str, Predictor] = {}
@@ -129,12 +129,14 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
 
 
 def _table_of(pool: Pool, perf: str) -> Tabulated:
-    """The tables of a pool, kept: of pairs more, since each side comes back with many of the other."""
-    key = f"{perf} {_pool_key(pool, perf)}"
-    most = KEPT_TABLES if pool.role == "mixed" else KEPT_OF_PAIRS
-    return _of_the_last(
-        _of_pools, key, lambda: tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf)), most
-    )
+    """The tables of a pool; those of one side of pairs are kept, since it comes back with many of the other side."""
+
+    def made() -> Tabulated:
+        return tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf))
+
+    if pool.role == "mixed":
+        return made()
+    return _of_the_last(_of_sides, f"{perf} {_pool_key(pool, perf)}", made, KEPT_OF_SIDES)
 
 
 def tables_to_bound(question: Question, deployment: Deployment) -> Tables:
