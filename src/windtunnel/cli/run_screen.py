@@ -3,7 +3,7 @@ with ``--verbose`` everything else that is known."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import isfinite, isinf, nan
 from typing import TYPE_CHECKING, Any
 
@@ -390,6 +390,8 @@ def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO |
     if not load["request_rate"] or told.max_concurrency or told.random_turns > 1 or told.ramp_up_strategy:
         return ""
     words = ["windtunnel", "plan", str(scenario.server.model)]
+    if told.trace is None and told.burstiness == 1:
+        told = replace(told, request_rate=None)  # random requests come at any rate that is asked
     for field in fields(told):
         value = getattr(told, field.name)
         if value != field.default and field.name not in OF_ONE_RUN:
