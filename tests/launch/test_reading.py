@@ -289,9 +289,7 @@ MOONCAKE = 'vllm serve Qwen/Qwen3-8B -tp 4 --kv-transfer-config \'{"kv_connector
 )
 def test_what_a_mooncake_store_holds_stands_in_its_file(config: dict[str, Any], stores: tuple[str, ...]) -> None:
     """Each GPU's process gives a segment, 4 GiB by default (vllm/distributed/mooncake_store.py)."""
-    script = (
-        f"cat > /tmp/mooncake.json <<EOF\n{json.dumps(config)}\nEOF\nexport MOONCAKE_CONFIG_PATH=/tmp/mooncake.json\n"
-    )
+    script = f"cat > mooncake.json <<EOF\n{json.dumps(config)}\nEOF\nexport MOONCAKE_CONFIG_PATH=mooncake.json\n"
     reading = read(script + MOONCAKE)
     assert reading.stores == stores
     assert ("--kv-transfer-config.kv_connector" in flags(reading, "not_simulated")) is not bool(stores)
