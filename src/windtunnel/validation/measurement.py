@@ -79,7 +79,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     """What the replay assumes or leaves out."""
     prompts_again: int = 0
-    """After so many requests the lengths of prompts come again, and nothing tells what they share; 0: they do not."""
+    """Requests after which the lengths of prompts come again, where nothing tells what they share; 0: they do not."""
 
 
 SLOWEST_TOKEN = 2.0
