@@ -2,12 +2,13 @@
 with ``--verbose`` everything else that is known."""
 
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import isfinite, isinf, nan
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, table, wrapped
+from windtunnel.cli.terminal import LINE, facts_grid, filled, number, remarks, share, show, table, wrapped
 from windtunnel.deployment.slo import ATTAINMENT, goal_words
 from windtunnel.deployment.title import device_name, title
 
@@ -103,10 +104,14 @@ def verdict_lines(
     if slo.limits and expected:
         low, high = (_percent(value) for value in expected)
         more.append(f"On a real server expect {low if low == high else f'{low[:-2]}-{high}'}.")
+    total, rejected = (intervals[f"requests.{name}"].mean for name in ("total", "rejected"))
+    if below and rejected:
+        more.append(f"{rejected:,.0f} of {total:,.0f} can never run: see the warnings.")
     if below and (worst := _largest_miss(intervals, slo)):
         more.append(f"Largest miss: {worst}.")
     if more:
-        lines.append(f"{' ' * (len(mark) + 2)}{' '.join(more)}")
+        indent = len(mark) + 2
+        lines.append(textwrap.indent(filled(" ".join(more), LINE - indent), " " * indent))
     return lines
 
 

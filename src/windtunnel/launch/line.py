@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml, read_text
-from windtunnel.launch.facts import facts_of_image
+from windtunnel.launch.facts import facts_of_image, started_by
 from windtunnel.launch.table import table
 
 MODULES = {
@@ -24,8 +24,6 @@ MODULES = {
     "atom.entrypoints.openai.api_server": "atom",
 }
 """Python modules that are started with ``-m`` → engine."""
-IMAGES = {"vllm-openai": "vllm", "vllm/vllm-openai": "vllm", "rocm/vllm": "", "sglang": "", "tensorrt-llm": ""}
-"""Part of an image's name → the engine that its entry point starts; empty: none, the command names it."""
 OTHERS = {"atom": "ATOM", "text-generation-launcher": "TGI", "lmdeploy": "LMDeploy"}
 """Servers that are not simulated."""
 MODEL_FLAGS = ("model", "model-path", "model-tag")
@@ -96,9 +94,8 @@ def _start(words: Sequence[str]) -> tuple[str, list[str]] | None:
     for place, word in enumerate(words):
         if found := _begins(word, list(words[place + 1 :])):
             return found if found[0] else None
-        image = next((part for part in IMAGES if part in word and "/" in word), None)
-        if image and IMAGES[image] and _in_container(words[:place]):
-            return _start(words[place + 1 :]) or (IMAGES[image], list(words[place + 1 :]))
+        if (engine := started_by(word)) and "/" in word and _in_container(words[:place]):
+            return _start(words[place + 1 :]) or (engine, list(words[place + 1 :]))
     return None
 
 
