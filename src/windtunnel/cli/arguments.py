@@ -30,8 +30,8 @@ Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group
 class Screen:
     """How results are printed."""
 
-    format: Literal["text", "md", "csv"] = "text"
-    """Text for a terminal, Markdown for a pull request (md), or the tables as CSV."""
+    format: Literal["text", "md", "csv", "brief"] = "text"
+    """Text for a terminal, Markdown for a pull request (md), the tables as CSV, or a few lines for a chat (brief)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,8 @@ def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dic
 
     side_by_side = alternatives(texts, given.get("--model")) if "compare" in commands else []
     every = side_by_side or [read_pasted(texts, given.get("--model"))]
+    if "--store" in given:
+        every = [each.with_stores() for each in every]
     pasted = every[0]
     if "--strict" in given:
         for each in every:
