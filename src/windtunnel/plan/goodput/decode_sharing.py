@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 
 SLACK = 1 / 8
 COLUMNS = 128
-"""Numbers of cached tokens that have a step time of their own; those between count as the one below."""
+"""Numbers of cached tokens for which a step time is kept; those between count as the one below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Sharing:
     """Least times of a step of one replica."""
 
     grid: Floats
-    """[N + 1, COLUMNS] seconds with N decodes and at least so many times ``width`` cached tokens; the last row is of
-    all that are more."""
+    """[N + 1, COLUMNS] seconds with N decodes and at least 0, 1, … times ``width`` cached tokens; the last row stands
+    for all that are more."""
     width: float
 
 
@@ -82,7 +82,7 @@ def _grid(times: BatchTimes, pool: Pool, most: int, width: float, reserved: int)
 
 
 def _fixed(times: BatchTimes, most: int) -> list[tuple[float, Floats]]:
-    """Pairs of seconds per cached token, and the least that steps of 1 … ``most`` decodes take beside that."""
+    """Pairs of seconds per cached token, and the least that steps of 1 … ``most`` decodes take without those."""
     n = np.arange(1, most + 1)
     fixed = np.minimum(times.decode_tokens[n], times.mixed_tokens[n]) + times.sequences[n] + times.host_serial[n]
     attention = np.minimum(times.decode_attention[n], times.mixed_attention[n])

@@ -65,7 +65,7 @@ class Point(NamedTuple):
         return self.prefill.kin, self.decode.kin, self.layout
 
     @property
-    def beside(self) -> tuple[int, str, Layout]:
+    def side(self) -> tuple[int, str, Layout]:
         """Equal for those that differ in the limits of the decode side alone."""
         return self.prefill.place, self.decode.kin, self.layout
 
@@ -168,17 +168,17 @@ def ask_side(job: SideJob) -> SideReport:
 
 def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     """Every server of the job in ``first`` replicas, those first that may stand for others."""
-    left, beside = list(job.prefills), job.decodes[0][0][0]
+    left, any_decode = list(job.prefills), job.decodes[0][0][0]
     lightest = min(_weight(left[0], decodes[0], layout) for decodes, layouts in job.decodes for layout in layouts)
     while left:
         server, *others = left
-        one = job.space.deployment(server.pool, beside.pool, (first, 1))
+        one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
         alone = prefill_alone(job.question, one, job.best * lightest)
         report.trials += 1
         own = one.pools[0], tables_for(job.question, one)[0].times
         alike: dict[str, list[Server]] = {"": [], SAME: [], FEWER: []}
         for other in others:
-            table = tables_for(job.question, job.space.deployment(other.pool, beside.pool, (first, 1)))[0]
+            table = tables_for(job.question, job.space.deployment(other.pool, any_decode.pool, (first, 1)))[0]
             alike[no_better(own, (other.pool, table.times), alone.most)].append(other)
         side = AskedSide(job, server, tuple(alike[SAME]), tuple(alike[FEWER]), {1: alone}, report)
         for decodes, layouts in job.decodes:

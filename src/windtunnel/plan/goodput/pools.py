@@ -233,7 +233,7 @@ class _Hunt:
         self._ask_pending()
 
     def _side_jobs(self, first: int) -> Iterator[SideJob]:
-        """Prefill servers in ``first`` replicas: those of a kind with one limit of tokens, beside all that may be."""
+        """Prefill servers in ``first`` replicas, those of a kind with one limit of tokens, and all decode sides."""
         for _, group in groupby(self.families, lambda family: family.prefills[0].kin):
             families = list(group)
             decodes = [(each.decodes, [one for one in each.layouts if one[0] == first]) for each in families]
@@ -260,8 +260,8 @@ class _Hunt:
         return tuple(layout for layout in layouts if Point(prefill, decode, layout, self.offered).promise > self.best)
 
     def simulate_open(self, most: int | None = None) -> None:
-        """What the sides leave open, the most promising first; where there is a ``most``, so many, and of each layout
-        and kind one."""
+        """What the sides leave open, the most promising first; with ``most`` no more than that, one of each layout and
+        kind."""
         kinds: set[tuple[str, str, Layout]] = set()
         while not self.stop():
             self._drop()
@@ -273,7 +273,7 @@ class _Hunt:
             while waiting and self.workers.room:
                 lead = waiting[0]
                 kinds.add(lead.kind)
-                alike = [lead] if most is not None else [one for one in waiting if one.beside == lead.beside]
+                alike = [lead] if most is not None else [one for one in waiting if one.side == lead.side]
                 alike.sort(key=lambda point: (-point.decode.limits[1], point.decode.limits[0]))
                 waiting = [one for one in waiting if one not in alike and (most is None or one.kind not in kinds)]
                 self.open = [point for point in self.open if point not in alike]
