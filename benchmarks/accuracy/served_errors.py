@@ -12,7 +12,7 @@ both halves of DIVISIONS divisions. Servers of a group that is left out altogeth
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +39,8 @@ ENOUGH = 16
 """Points of a group whose width is adjusted."""
 KEPT = {"steps": (0.84, 0.92), "first_token": (0.9, 0.95)}
 """A group's width stays as it is while the share of its other loads within it lies between these."""
+KEPT_ELSEWHERE = dict.fromkeys(KEPT, (LEVEL, LEVEL))
+"""The same of groups that are left out altogether: nothing of their own says that the width may stay as it is."""
 NARROWEST, WIDEST = 0.6, 2.0
 
 Floats = NDArray[np.float64]
@@ -83,7 +85,8 @@ def groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
     for key in found:
         if len(key) in (0, GROUP):
             enough = len(needed[key]) >= ENOUGH
-            found[key] = replace(found[key], width=adjusted(np.array(needed[key])) if enough else (1.0, 1.0))
+            kept = KEPT if key else KEPT_ELSEWHERE
+            found[key] = replace(found[key], width=adjusted(np.array(needed[key]), kept) if enough else (1.0, 1.0))
     return served_shift.shifted_groups(found)
 
 
@@ -93,11 +96,11 @@ def without_own(points: Sequence[Measured]) -> Iterator[tuple[list[Measured], Gr
         yield members, plain_groups([one for one in points if one.server[:GROUP] != key])
 
 
-def adjusted(needed: Floats) -> tuple[float, float]:
-    """The factors (steps, first token) with which a group holds no less and no more than KEPT of its points."""
+def adjusted(needed: Floats, kept: Mapping[str, tuple[float, float]] = KEPT) -> tuple[float, float]:
+    """The factors (steps, first token) with which a group holds no less and no more than these shares of its points."""
     factors = []
-    for widths, kept in zip(needed.T, KEPT.values(), strict=True):
-        least, most = np.quantile(widths, kept)
+    for widths, shares_kept in zip(needed.T, kept.values(), strict=True):
+        least, most = np.quantile(widths, shares_kept)
         factors.append(float(np.clip(least if least > 1 else min(most, 1.0), NARROWEST, WIDEST)))
     return factors[0], factors[1]
 

@@ -62,6 +62,22 @@ def test_the_table(capsys: Capture) -> None:
         assert words in out
 
 
+def test_a_goal_that_is_missed_since_requests_are_too_long_says_so(capsys: Capture) -> None:
+    main([*QUICK, "--random-range-ratio", "0.9", "--max-model-len", "200", "--goodput", "ttft:5000", "--no-bands"])
+    first = capsys.readouterr().out.split("latency")[0]
+    assert "GOAL MISSED" in first and "of 40 can never run: see the warnings." in first
+
+
+def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
+    load = "--random-range-ratio 0.3 --random-prefix-len 100 --burstiness 0.5"
+    assert main([*QUICK, *load.split(), "--goodput", "ttft:5000"]) == DONE
+    ran = " ".join(capsys.readouterr().out.split())
+    lengths = "--request-rate 10 --burstiness 0.5 --random-input-len 200 --random-output-len 20"
+    assert (
+        f"next windtunnel plan Qwen/Qwen3-8B {lengths} --random-range-ratio 0.3 --random-prefix-len 100 --target" in ran
+    )
+
+
 def test_what_few_want_is_shown_on_demand(capsys: Capture) -> None:
     outputs = []
     for command in ([*QUICK], [*QUICK, "-v"]):

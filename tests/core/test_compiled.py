@@ -1,5 +1,7 @@
 """Compiled functions."""
 
+import gc
+
 import numba
 
 from windtunnel.core import compiled
@@ -12,3 +14,18 @@ def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> Non
     made = compiled.Settled(numba.njit(first))
     one, other = (1.0, 2.0), (3, 4, 5)
     assert [made(one, 2.0), made(one, 3.0), made(other, 2.0), made(one, 2.0)] == [2.0, 3.0, 6.0, 2.0]
+
+
+def test_garbage_is_collected_during_compilation_and_what_was_there_before_is_left_alone() -> None:
+    before = gc.get_threshold()
+    seen: list[tuple[int, int]] = []
+    compile_for = compiled._collecting(lambda _: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
+    compile_for(None)
+    assert seen[0][0] > 0 and seen[0][1] == compiled.COLLECTED_EVERY
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+    gc.freeze()
+    try:
+        compile_for(None)
+        assert seen[1][1] == before[0] and gc.get_freeze_count() > 0  # a server's own stays frozen
+    finally:
+        gc.unfreeze()

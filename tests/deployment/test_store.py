@@ -77,7 +77,7 @@ def test_bandwidths_are_those_of_the_device_unless_given() -> None:
 def test_stores_need_a_scheduler_that_has_them() -> None:
     asked = Workload.from_columns(prompt_tokens=[64], output_tokens=[2])
     for engine in ({"preset": "trtllm-1.0"}, {"enable_prefix_caching": False}, {"scheduling_policy": "priority"}):
-        with pytest.raises(InputError, match="stores: simulated with vLLM's v1 scheduler in one stage"):
+        with pytest.raises(InputError, match="stores: not simulated with this scheduler"):
             simulate(Deployment((pool(Store(capacity=1e12), **engine),)), asked)
 
 

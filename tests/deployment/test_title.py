@@ -8,6 +8,7 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.title import title
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.policy.scaling import Autoscale, Thresholds
 
 
 def pool(gpu: str = "h100", replicas: int = 1, role: str = "mixed", **engine: Any) -> Pool:
@@ -45,3 +46,8 @@ def test_titles(pools: tuple[Pool, ...], text: str) -> None:
 
 def test_without_rules() -> None:
     assert title(Deployment((pool(),)).spec()["pools"], with_rules=False) == "Qwen/Qwen3-8B on 1 × H100 SXM"
+
+
+def test_scaled_pools_say_between_how_many_replicas() -> None:
+    scaled = Deployment((pool(replicas=4),), scaling=Autoscale(Thresholds(), least=1, most=4))
+    assert title(scaled.spec()["pools"]) == "Qwen/Qwen3-8B on 1 to 4 replicas of 1 × H100 SXM, vllm-0.32"

@@ -300,6 +300,35 @@ def test_a_named_kernel_of_experts_takes_what_was_measured_of_it() -> None:
     assert (fastest.seconds[0], named.seconds[0]) == pytest.approx((0.061e-3, 0.162e-3), rel=0.05)
 
 
+@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not here")
+def test_the_attention_kernel_that_is_named_is_timed_where_it_was_measured() -> None:
+    """Heads of Qwen3-32B on a B200 were measured with both of SGLang's kernels, Llama-3.1-8B's with trtllm_mha alone:
+    64 requests with 2,048 keys each took 84 and 100 µs."""
+    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --context-length 8192 --attention-backend "
+    times: dict[tuple[str, str], Any] = {}
+    for model, name in (("32B", "trtllm_mha"), ("32B", "flashinfer"), ("8B", "trtllm_mha"), ("8B", "flashinfer")):
+        said = reading(f"{line}{name}".replace("32B", model))
+        assert said.settings["attention_backend"] == name
+        assert not said.not_simulated
+        each = Pool(load_model(f"Qwen/Qwen3-{model}"), device("b200"), Engine(**said.settings))
+        (times[model, name],) = batch_times(Deployment((each,)))
+    spent = {key: found.groups["attention"].decode(64, 64 * 2049) for key, found in times.items()}
+    assert spent["32B", "flashinfer"] / spent["32B", "trtllm_mha"] == pytest.approx(1.19, abs=0.02)
+    assert spent["8B", "flashinfer"] == spent["8B", "trtllm_mha"]
+    notes = {key: [note for note in found.notes if "flashinfer" in note] for key, found in times.items()}
+    assert not notes["32B", "flashinfer"]
+    assert (
+        "decode attention heads=32/8×128: no kernel of flashinfer was measured: trtllm_mha" in notes["8B", "flashinfer"]
+    )
+    refused = reading("vllm serve Qwen/Qwen3-8B --attention-backend ROCM_AITER_FA").not_simulated
+    assert [(word.flag, word.kernel) for word in refused] == [("--attention-backend", True)]
+    for engine in (
+        "vllm serve Qwen/Qwen3-8B --attention-config.backend FLASHINFER",
+        "trtllm-serve m --attn_backend FLASHINFER",
+    ):
+        assert reading(engine).settings["attention_backend"] == "flashinfer"
+
+
 def test_sums_over_gpus_that_are_not_fused_with_norms_take_a_launch_more_each() -> None:
     """vLLM says 5 to 20 % of a whole server, for few tokens (its docs/design/fusions of 0.32, "indicative"); here 4 %
     for few and 2.5 % for 256."""

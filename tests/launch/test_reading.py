@@ -1,5 +1,6 @@
 """Readings: what flags of each engine set, and what is said of those that set nothing."""
 
+import json
 from typing import Any
 
 import pytest
@@ -246,7 +247,7 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
 
 
 def test_kernels_are_told_from_the_rest() -> None:
-    reading = read("vllm serve M --attention-backend FLASHINFER --cpu-offload-gb 4 --port 1 --trust-remote-code")
+    reading = read("vllm serve M --attention-backend ROCM_AITER_FA --cpu-offload-gb 4 --port 1 --trust-remote-code")
     assert {word.flag: word.kernel for word in reading.not_simulated} == {
         "--attention-backend": True,
         "--cpu-offload-gb": False,
@@ -273,3 +274,23 @@ def test_sums_in_parts_need_a_number_of_tokens() -> None:
     reading = read("vllm serve Qwen/Qwen3-8B -tp 2 -cc.pass_config.enable_sp=true")
     assert "sequence_parallel_min_tokens" not in reading.settings
     assert len(reading.not_simulated) == 1
+
+
+MOONCAKE = 'vllm serve Qwen/Qwen3-8B -tp 4 --kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector"}\''
+
+
+@pytest.mark.parametrize(
+    ("config", "stores"),
+    [
+        ({"protocol": "rdma", "mode": "embedded"}, ("tier=shared capacity=17179869184",)),
+        ({"global_segment_size": "100GB"}, ("tier=shared capacity=429496729600",)),
+        ({"mode": "standalone-store", "global_segment_size": 0}, ()),
+    ],
+)
+def test_what_a_mooncake_store_holds_stands_in_its_file(config: dict[str, Any], stores: tuple[str, ...]) -> None:
+    """Each GPU's process gives a segment, 4 GiB by default (vllm/distributed/mooncake_store.py)."""
+    script = f"cat > mooncake.json <<EOF\n{json.dumps(config)}\nEOF\nexport MOONCAKE_CONFIG_PATH=mooncake.json\n"
+    reading = read(script + MOONCAKE)
+    assert reading.stores == stores
+    assert ("--kv-transfer-config.kv_connector" in flags(reading, "not_simulated")) is not bool(stores)
+    assert read(MOONCAKE).stores == ()

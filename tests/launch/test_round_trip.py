@@ -81,6 +81,7 @@ OWN: dict[str, dict[str, Any]] = {
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
         "mamba_ssm_cache_dtype": st.just("float32"),
+        "attention_backend": st.sampled_from(["flash_attn", "flashinfer_mla"]),
         "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
         "fuse_allreduce_rms": st.booleans(),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
@@ -91,6 +92,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
+        "attention_backend": st.sampled_from(["fa3", "trtllm_mla"]),
         "moe_backend": st.just("flashinfer_trtllm"),
         "fuse_allreduce_rms": st.booleans(),
         "indexer_kv_dtype": st.just("mxfp4"),
@@ -117,6 +119,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "trtllm": {
         "low_precision_combine": st.just(True),
+        "attention_backend": st.just("flashinfer"),
         "moe_backend": st.sampled_from(["cutlass", "deep_gemm"]),
         "prompt_graph_tokens": st.just(2048),
         "num_redundant_experts": st.just(8),

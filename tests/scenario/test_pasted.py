@@ -62,3 +62,12 @@ def test_a_model_of_the_users_takes_the_place_of_the_lines() -> None:
 def test_devices_as_clouds_call_them(label: str, name: str) -> None:
     text = f"# windtunnel: device={label}\nvllm serve Qwen/Qwen3-8B"
     assert scenario_of(read_pasted([text])).deployment().pools[0].device.name == name
+
+
+def test_a_store_that_is_given_answers_what_the_line_leaves_open() -> None:
+    text = 'vllm serve Qwen/Qwen3-8B --kv-transfer-config \'{"kv_connector": "MooncakeStoreConnector"}\''
+    pasted = read_pasted([text])
+    with pytest.raises(InputError, match="kv_connector"):
+        pasted.require_all()
+    pasted.with_stores().require_all()
+    assert "store" in [word.note for word in pasted.with_stores().used]

@@ -18,8 +18,8 @@ from windtunnel.serve.tokens import BytesRule
 from windtunnel.simulate.live import live
 from windtunnel.simulate.overheads import HostOverhead, Overheads
 
-TRUE = 0.015
-"""Seconds of host work a step."""
+TRUE = 0.06
+"""Seconds of host work a step: long beside what a busy machine adds to the times that clients see."""
 HEAD = {
     "id": "production", "model": "Qwen/Qwen3-0.6B", "device": "h100", "hash_block_size": 16,
     "engine": {"name": "vllm", "version": "0.33.0", "max_num_seqs": 64},
@@ -28,10 +28,10 @@ PERF = ("--perf", "roofline")
 
 
 async def clients(url: str) -> None:
-    """A client every 40 ms, whose prompts and answers are of many lengths."""
+    """A client every 160 ms, whose prompts and answers are of many lengths."""
 
     async def one(number: int) -> None:
-        await asyncio.sleep(0.04 * number)
+        await asyncio.sleep(0.16 * number)
         body = {"prompt": f"{number} " * (40 + 97 * number % 900), "max_tokens": 8 + 7 * number % 30, "stream": True}
         assert (await found.post(f"{url}/v1/completions", json=body)).status_code == 200
 
@@ -66,7 +66,7 @@ def test_the_way_from_production_to_a_plan(tmp_path: Path, capsys: pytest.Captur
     assert abs(after["tpot"]) < 0.1 and abs(after["e2el"]) < 0.1
 
     server = ("Qwen/Qwen3-0.6B", *PERF, "--calibration", str(file), "--trace", str(folder), "--max-num-seqs", "64")
-    goals = ("--goodput", "ttft:2000", "tpot:60", "--attainment", "0.95")
+    goals = ("--goodput", "ttft:8000", "tpot:240", "--attainment", "0.95")
     assert main(["plan", *server, *goals, "--devices", "h100", "--max-num-batched-tokens", "2048", "--json"]) == 0
     (best, *_) = json.loads(capsys.readouterr().out)["ranking"]
     assert best["attainment"] >= 0.95 and best["latencies"]["tpot"]["mean"] > TRUE

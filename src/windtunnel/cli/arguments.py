@@ -85,6 +85,8 @@ def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dic
 
     side_by_side = alternatives(texts, given.get("--model")) if "compare" in commands else []
     every = side_by_side or [read_pasted(texts, given.get("--model"))]
+    if "--store" in given:
+        every = [each.with_stores() for each in every]
     pasted = every[0]
     if "--strict" in given:
         for each in every:

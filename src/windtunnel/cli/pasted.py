@@ -37,6 +37,8 @@ def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
     if not texts:
         raise InputError("dry_run: needs a launch line: add --from 'vllm serve …'")
     pasted, deployment = read_pasted(texts, scenario.server.model), scenario.deployment()
+    if set(scenario.pools.store).difference(pasted.words.get("store", ())):
+        pasted = pasted.with_stores()
     if as_json:
         show_json({"schema_version": 1, **pasted.spec(), "remarks": pasted.remarks(), "deployment": deployment.spec()})
         return 0

@@ -2,11 +2,13 @@
 with ``--verbose`` everything else that is known."""
 
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from math import isfinite, isinf, nan
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, table, wrapped
+from windtunnel.cli.terminal import LINE, facts_grid, filled, number, remarks, share, show, table, wrapped
 from windtunnel.deployment.slo import ATTAINMENT, goal_words
 from windtunnel.deployment.title import device_name, title
 
@@ -102,10 +104,14 @@ def verdict_lines(
     if slo.limits and expected:
         low, high = (_percent(value) for value in expected)
         more.append(f"On a real server expect {low if low == high else f'{low[:-2]}-{high}'}.")
+    total, rejected = (intervals[f"requests.{name}"].mean for name in ("total", "rejected"))
+    if below and rejected:
+        more.append(f"{rejected:,.0f} of {total:,.0f} can never run: see the warnings.")
     if below and (worst := _largest_miss(intervals, slo)):
         more.append(f"Largest miss: {worst}.")
     if more:
-        lines.append(f"{' ' * (len(mark) + 2)}{' '.join(more)}")
+        indent = len(mark) + 2
+        lines.append(textwrap.indent(filled(" ".join(more), LINE - indent), " " * indent))
     return lines
 
 
@@ -378,18 +384,24 @@ def _next(
     return [("next", "\n".join(found))]
 
 
+OF_ONE_RUN = ("num_prompts", "seed")
+"""What a search chooses itself, of the words of a load."""
+
+
 def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO | None") -> str:
     """The search that a run suggests: its model, load and goal."""
     load = manifest["workload"]
-    if not load["request_rate"] or scenario.load.max_concurrency or scenario.load.random_turns > 1:
+    told = scenario.load
+    if not load["request_rate"] or told.max_concurrency or told.random_turns > 1 or told.ramp_up_strategy:
         return ""
     words = ["windtunnel", "plan", str(scenario.server.model)]
-    for name in ("trace", "random_input_len", "random_output_len"):
-        if (value := getattr(scenario.load, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("images_per_prompt", "image_tokens"):
-        if value := getattr(scenario.load, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+    if told.trace is None and told.burstiness == 1:
+        told = replace(told, request_rate=None)  # random requests come at any rate that is asked
+    for field in fields(told):
+        value = getattr(told, field.name)
+        if value != field.default and field.name not in OF_ONE_RUN:
+            each = value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float) else str(value),)
+            words += [f"--{field.name.replace('_', '-')}", *each]
     words += ["--target-request-rate", f"{load['request_rate']:.3g}"]
     if slo and slo.limits:
         words += ["--goodput", *(f"{name}:{1e3 * value:g}" for name, value in slo.limits.items())]

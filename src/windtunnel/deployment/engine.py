@@ -12,6 +12,11 @@ ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloa
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DTYPES = ("auto", "bfloat16", "fp8", "mxfp4")
 MOE_BACKENDS = ("auto", "triton", "cutlass", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "deep_gemm")
+ATTENTION_BACKENDS = (
+    *("auto", "flash_attn", "flash_attn_mla", "flashinfer", "flashinfer_mla", "flashinfer_mla_sparse", "triton_attn"),
+    *("triton_mla", "flashmla", "flashmla_sparse", "cutlass_mla", "fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla"),
+    "trtllm",
+)
 DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
 GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
@@ -155,6 +160,9 @@ class Engine:
     """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
     max_lora_rank: int = 16
     """Rank that there is room for in each."""
+    attention_backend: str = "auto"
+    """Whose kernel computes attention, by the engine's name in small letters, such as ``flash_attn`` (vLLM), ``fa3``
+    (SGLang), where the kernel database has it; ``auto``: the one with most measurements."""
     moe_backend: str = "auto"
     """Whose kernel computes experts, by vLLM's names: ``triton``, ``cutlass``, ``flashinfer_cutlass``,
     ``flashinfer_trtllm``, ``marlin``, ``deep_gemm``, where the kernel database has it; ``auto``: the fastest."""
@@ -229,6 +237,7 @@ class Engine:
             ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
             ("indexer_kv_dtype", self.indexer_kv_dtype, INDEX_DTYPES),
+            ("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
             ("moe_backend", self.moe_backend, MOE_BACKENDS),
         ):
             if value not in known:

@@ -202,7 +202,7 @@ class Deployment:
 
     def __repr__(self) -> str:
         router = f"; {self.router}" if self.replicas > 1 else ""
-        return f"Deployment({title([pool.spec() for pool in self.pools])}{router})"
+        return f"Deployment({title([self.pool_spec(pool) for pool in self.pools])}{router})"
 
     def _require_elastic(self) -> None:
         """Raise InputError where replicas or the link cannot come and go."""
@@ -266,9 +266,14 @@ class Deployment:
         """USD per hour for all GPUs; 0 where a device's price is not known."""
         return sum(pool.gpus * pool.device.price_per_hour for pool in self.pools)
 
+    def pool_spec(self, pool: Pool) -> dict[str, Any]:
+        """One of its pools for JSON, with the fewest replicas that an autoscaler leaves of it."""
+        scaling = self.autoscaler(pool)
+        return pool.spec() | ({"least_replicas": scaling.least} if scaling else {})
+
     def spec(self) -> dict[str, Any]:
         """The deployment for JSON."""
-        found = {"router": self.router, "pools": [pool.spec() for pool in self.pools]}
+        found = {"router": self.router, "pools": [self.pool_spec(pool) for pool in self.pools]}
         if not self.disaggregated:
             return found
         disaggregated = {"decode_router": self.decode_router or self.router, "link": self.link.spec()}

@@ -22,12 +22,17 @@ def device_name(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
+def replicas_of(pool: Mapping[str, Any]) -> str:
+    """``4 replicas of ``, of a pool that is scaled ``1 to 4 replicas of ``, and nothing of a lone one."""
+    replicas, least = pool["replicas"], pool.get("least_replicas", pool["replicas"])
+    return f"{f'{least} to ' * (least < replicas)}{replicas} replicas of " if replicas > 1 else ""
+
+
 def _servers(pool: Mapping[str, Any]) -> str:
     engine, replicas = pool["engine"], pool["replicas"]
     sizes = [(engine[f"{name}_parallel_size"], short) for name, short in SIZES]
     split = "".join(f", {short} {size}" for size, short in sizes if size > 1)
-    several = f"{replicas} replicas of " if replicas > 1 else ""
-    return f"{several}{pool['gpus'] // replicas} × {device_name(pool['device'])}{split}"
+    return f"{replicas_of(pool)}{pool['gpus'] // replicas} × {device_name(pool['device'])}{split}"
 
 
 def _rules(pool: Mapping[str, Any]) -> str:

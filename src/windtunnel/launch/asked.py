@@ -11,6 +11,8 @@ from windtunnel.model import Model
 
 LENGTHS = ("max-model-len", "context-length", "max-seq-len")
 """Flags of the longest request, which a line may leave open: then it is the model's."""
+ADD_STORE = "the line does not say how much it holds: add --store"
+"""Of KV that goes where a line says no size for."""
 SIZES = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 """Endings of whole numbers, as vLLM's ``human_readable_int`` has them."""
 

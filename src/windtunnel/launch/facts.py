@@ -8,10 +8,12 @@ from typing import Any
 from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError
 
-IMAGE = re.compile(r"(vllm-openai|sglang|tensorrt-llm/release)(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
+IMAGES = {"vllm-openai": "vllm", "sglang": "sglang", "tensorrt-llm/release": "trtllm"}
+"""Images by their names without the publisher's → the engine in them."""
+ENTRY = "vllm-openai"
+"""The one whose entry point starts its server; the others' commands name it."""
+RELEASE = re.compile(rf"({'|'.join(IMAGES)})(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
 """An engine's image, tagged with its release."""
-RELEASED = {"vllm-openai": "vllm", "sglang": "sglang", "tensorrt-llm/release": "trtllm"}
-"""The engine in it."""
 
 
 def written(words: Mapping[str, Any]) -> str:
@@ -41,8 +43,24 @@ def read_facts(text: str) -> dict[str, Any]:
 
 def facts_of_image(text: str) -> dict[str, Any]:
     """The engine preset that stands for the release in an image; nothing where its tag names none."""
-    found = IMAGE.search(text)
-    return {"engine": nearest_preset(RELEASED[found[1]], found[2])} if found else {}
+    found = RELEASE.search(text)
+    return {"engine": nearest_preset(IMAGES[found[1]], found[2])} if found else {}
+
+
+def started_by(image: str) -> str:
+    """The engine whose server an image starts without a command; empty: none."""
+    return IMAGES[ENTRY] if ENTRY in image else ""
+
+
+def image_of(engine: str, version: str, vendor: str = "NVIDIA") -> str | None:
+    """The image of a release, as its engine publishes it; None where there is none for GPUs of this vendor."""
+    name = next(name for name, inside in IMAGES.items() if inside == engine)
+    if vendor == "AMD":
+        return f"{PUBLISHERS[engine]}{name}-rocm:v{version}" if engine != "trtllm" else None
+    return f"{PUBLISHERS[engine]}{name}:{'v' * (engine != 'trtllm')}{version}"
+
+
+PUBLISHERS = {"vllm": "vllm/", "sglang": "lmsysorg/", "trtllm": "nvcr.io/nvidia/"}
 
 
 def _several(value: Any) -> tuple[str, ...]:

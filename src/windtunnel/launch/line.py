@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml, read_text
-from windtunnel.launch.facts import facts_of_image
+from windtunnel.launch.facts import facts_of_image, started_by
 from windtunnel.launch.table import table
 
 MODULES = {
@@ -24,13 +24,13 @@ MODULES = {
     "atom.entrypoints.openai.api_server": "atom",
 }
 """Python modules that are started with ``-m`` → engine."""
-IMAGES = {"vllm-openai": "vllm", "vllm/vllm-openai": "vllm", "rocm/vllm": "", "sglang": "", "tensorrt-llm": ""}
-"""Part of an image's name → the engine that its entry point starts; empty: none, the command names it."""
 OTHERS = {"atom": "ATOM", "text-generation-launcher": "TGI", "lmdeploy": "LMDeploy"}
 """Servers that are not simulated."""
 MODEL_FLAGS = ("model", "model-path", "model-tag")
 OPTIONS = "extra-llm-api-options"
 """TensorRT-LLM's file of settings, by its canonical name."""
+STORE_FILE = "MOONCAKE_CONFIG_PATH"
+"""The variable that names the file of a Mooncake store's settings, JSON."""
 SHORT = re.compile(r"-[a-zA-Z]")
 WITH_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
 """A variable that manifests and scripts give a value for where it is not set."""
@@ -79,6 +79,10 @@ def parse_line(
     if engine == "trtllm" or "config" in flags:
         for name, value in list(_options(engine, flags, files or {}, folder)):
             _put(engine, name, value, flags, spelled, over=False)
+    if place := (env or {}).get(STORE_FILE):
+        document = _beside(place, files or {}, folder)
+        for name, value in (document if isinstance(document, Mapping) else {}).items():
+            _put(engine, f"mooncake-config.{name}", value, flags, spelled, over=False)
     for name in MODEL_FLAGS:
         model = str(flags.pop(name, "") or model)
     facts = facts_of_image(" ".join(words[: len(words) - len(rest)])) if _in_container(words) else {}
@@ -90,9 +94,8 @@ def _start(words: Sequence[str]) -> tuple[str, list[str]] | None:
     for place, word in enumerate(words):
         if found := _begins(word, list(words[place + 1 :])):
             return found if found[0] else None
-        image = next((part for part in IMAGES if part in word and "/" in word), None)
-        if image and IMAGES[image] and _in_container(words[:place]):
-            return _start(words[place + 1 :]) or (IMAGES[image], list(words[place + 1 :]))
+        if (engine := started_by(word)) and "/" in word and _in_container(words[:place]):
+            return _start(words[place + 1 :]) or (engine, list(words[place + 1 :]))
     return None
 
 
@@ -201,13 +204,19 @@ def _options(
 
 
 def _yaml(name: str, files: Mapping[str, str], folder: Path) -> Any:
+    found = _beside(name, files, folder)
+    if found is None:
+        raise InputError(f"{name}: the line's file of settings is not here: put it next to the script, or paste it in")
+    return found
+
+
+def _beside(name: str, files: Mapping[str, str], folder: Path) -> Any:
+    """What a file of settings says, that the script writes or that lies next to it; None where there is none."""
     written = next((text for path, text in files.items() if path.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]), None)
     place = folder / name if not Path(name).is_absolute() else Path(name)
     if written is None and place.is_file():
         written = read_text(place)
-    if written is None:
-        raise InputError(f"{name}: the line's file of settings is not here: put it next to the script, or paste it in")
-    return parse_yaml(written)
+    return None if written is None else parse_yaml(written)
 
 
 def is_placeholder(value: Any) -> bool:

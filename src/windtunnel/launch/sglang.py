@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import (
     acceptance,
+    attention_backend,
     cut_points,
     head_of_drafts,
     in_groups,
@@ -88,6 +89,7 @@ def settings(asked: Asked) -> Settings:
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
         "swa_full_tokens_ratio": _share_of_windows(asked),
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
+        "attention_backend": attention_backend(asked, "attention-backend"),
         "moe_backend": moe_backend(asked, "moe-runner-backend"),
         "fuse_allreduce_rms": True if asked.truth("enable-flashinfer-allreduce-fusion") else None,
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_yaml_documents, read_text
-from windtunnel.launch.facts import facts_of_image, read_facts
-from windtunnel.launch.line import IMAGES, Line, parse_line
+from windtunnel.launch.facts import facts_of_image, read_facts, started_by
+from windtunnel.launch.line import Line, parse_line
 from windtunnel.launch.shell import Shell, read_script, split_words
 
 ROLE = re.compile(r"^(prefill|decode|mixed):\s+(.*)$", re.S)
@@ -152,7 +152,7 @@ def _container(node: Mapping[str, Any], folder: Path, around: Mapping[str, Any])
         return lines[0] if lines else None
     started = parse_line(words, env, {}, folder)
     if (started is None and words[0].startswith("-")) or (not command and not entry and started is None):
-        engine = next((IMAGES[part] for part in IMAGES if part in image and IMAGES[part]), "")
+        engine = started_by(image)
         started = parse_line([engine, "serve", *words], env, {}, folder) if engine else None
     return started
 

@@ -6,7 +6,7 @@ Sources: tensorrt_llm/commands/serve.py and llmapi/llm_args.py of 1.x.
 from typing import Any
 
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, head_of_drafts, in_groups, kv_dtype, moe_backend
+from windtunnel.launch.vllm import acceptance, attention_backend, head_of_drafts, in_groups, kv_dtype, moe_backend
 from windtunnel.model import MoE
 
 NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
@@ -51,6 +51,7 @@ def settings(asked: Asked) -> Settings:
     servers = [asked.integer(flag) for flag in ("num-serve-frontends", "num-postprocess-workers")]
     engine["api_server_count"] = max((each for each in servers if each), default=None)
     engine["prompt_graph_tokens"] = _prompt_graphs(asked)
+    engine["attention_backend"] = attention_backend(asked, "attn-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-config.backend")
     _combine(asked, engine)
     _slots(asked, engine)

@@ -3,11 +3,14 @@
 Sources: vllm/engine/arg_utils.py, vllm/config of 0.32; the connectors of vllm/distributed/kv_transfer.
 """
 
+import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Engine
 from windtunnel.deployment.engine import (
+    ATTENTION_BACKENDS,
     ENGINE_DTYPES,
     EXCHANGES,
     GATHERED,
@@ -19,9 +22,10 @@ from windtunnel.deployment.engine import (
 )
 from windtunnel.deployment.resolve import SAME_METHOD
 from windtunnel.errors import InputError
-from windtunnel.launch.asked import Asked, Settings, environment_value
+from windtunnel.launch.asked import ADD_STORE, Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
 from windtunnel.launch.table import table
+from windtunnel.model import MLA, Attention
 from windtunnel.model.adapters import require_adaptable
 from windtunnel.model.draft_heads import draft_head
 from windtunnel.model.quantization import KV_DTYPE_BYTES
@@ -63,6 +67,7 @@ def settings(asked: Asked) -> Settings:
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
+    engine["attention_backend"] = attention_backend(asked, "attention-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
@@ -253,6 +258,20 @@ def moe_backend(asked: Asked, flag: str) -> str | None:
     return None
 
 
+def attention_backend(asked: Asked, flag: str) -> str | None:
+    """Whose kernel computes attention, by the engine's name in small letters."""
+    found = asked.text(flag).lower()
+    if found in ("", "auto"):
+        return None
+    mixers = [layer.attention for _, layer in asked.model.layers] if asked.model else []
+    timed = not asked.model or any(type(mixer) in (Attention, MLA) for mixer in mixers)
+    if timed and found in ATTENTION_BACKENDS:
+        return found
+    asked.refused[flag] = "which attention kernel runs: the one that is known stands for it"
+    asked.kernels.add(flag)
+    return None
+
+
 def index_dtype(asked: Asked, flag: str, *switches: str) -> str | None:
     """The type of index keys by its name, or 4 bits by a switch."""
     on = next((switch for switch in switches if asked.truth(switch)), None)
@@ -372,7 +391,7 @@ def _connector(asked: Asked, config: Mapping[str, Any], found: Settings) -> None
         found.stores.append(store)
     else:
         known = name.startswith(("Offloading", "SimpleCPUOffload", "LMCache", "MooncakeStore"))
-        lacks = "the line does not say how much it holds: add --store" if known else "is no connector that is simulated"
+        lacks = ADD_STORE if known else "is no connector that is simulated"
         asked.refused[f"{TRANSFER}kv-connector"] = f"where KV goes: {name}: {lacks}"
 
 
@@ -385,8 +404,29 @@ def _handover(usual: str, config: Mapping[str, Any], extra: Mapping[str, Any]) -
     return " ".join(words)
 
 
+def _mooncake(asked: Asked, engine: Mapping[str, Any]) -> str | None:
+    """What all GPUs give of their hosts' memory (vllm/distributed/mooncake_store.py); None where the file that says it
+    is not here, or another process has the memory."""
+    ranks = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    gpus = prod(engine[name] or 1 for name in ranks)
+    segment, mode = asked.line.flags.get(f"{MOONCAKE}global-segment-size"), asked.line.flags.get(f"{MOONCAKE}mode")
+    if mode not in ("embedded", None) or not (mode or segment):
+        return None
+    found = re.fullmatch(r"([\d.]+)\s*([kmg]?)b?", str(segment or SEGMENT).strip().lower())
+    if found is None:
+        raise InputError(f"{MOONCAKE}global-segment-size={segment}: must be bytes, such as 4GB")
+    each = float(found[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": GIB}[found[2]]
+    return f"tier=shared capacity={each * gpus * asked.line.replicas:.0f}"
+
+
+MOONCAKE, SEGMENT = "mooncake-config.", 4 * GIB
+"""Keys of the file that MOONCAKE_CONFIG_PATH names, and what each GPU gives by default."""
+
+
 def _store(asked: Asked, name: str, extra: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
     """A store in windtunnel's words; None for a connector that is none, or whose size is not said."""
+    if name.startswith("MooncakeStore"):
+        return _mooncake(asked, engine)
     gpus = (engine["tensor_parallel_size"] or 1) * (engine["pipeline_parallel_size"] or 1)
     if name in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
         each = extra.get("cpu-bytes-to-use-per-rank")

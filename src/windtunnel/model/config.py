@@ -51,8 +51,8 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         _require_unambiguous(keys, architecture)
     family = family or Family()
     keys = family.renamed(keys)
-    if text.get("vision_config") or config.get("vision_config") or "text_config" in config:
-        notes.append(TEXT_PART)
+    has_encoder = bool(text.get("vision_config") or config.get("vision_config") or "text_config" in config)
+    notes += [TEXT_PART] * has_encoder
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
         notes.append(PREDICTING)
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
@@ -71,6 +71,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         tie_word_embeddings=bool(
             config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
         ),
+        has_encoder=has_encoder,
         dtype=_dtype(name, config, text),
         quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,

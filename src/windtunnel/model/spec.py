@@ -62,6 +62,8 @@ class Model:
     """It has the input embedding: a whole model, or the first stage of a pipeline."""
     samples: bool = True
     """It has final norm, LM head and sampling: a whole model, or the last stage."""
+    has_encoder: bool = field(default=False, compare=False)
+    """It reads images or sound as well, by its config.json."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a reader of results should know, e.g. that only the text part of the model is simulated."""
 
@@ -90,11 +92,6 @@ class Model:
         for count, layer in self.layers:
             for _ in range(count):
                 yield layer
-
-    @property
-    def has_encoder(self) -> bool:
-        """It reads images or sound as well, by its config.json."""
-        return TEXT_PART in self.notes
 
     @property
     def num_layers(self) -> int:

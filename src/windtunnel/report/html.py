@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
-from windtunnel.deployment.title import device_name, title
+from windtunnel.deployment.title import device_name, replicas_of, title
 from windtunnel.metrics import PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
@@ -84,9 +84,9 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
 def _title(manifest: Mapping[str, Any]) -> str:
     if len(manifest["pools"]) > 1:
         return title(manifest["pools"], with_rules=False)
-    replicas, pool = len(manifest["replicas"]), manifest["pools"][0]
+    pool = {"replicas": len(manifest["replicas"])} | manifest["pools"][0]
     each = f"{pool.get('gpus_per_replica', 1)} × {device_name(pool.get('device', 'GPU'))}"
-    return f"{pool.get('model', 'model')} on {f'{replicas} replicas of ' if replicas > 1 else ''}{each}"
+    return f"{pool.get('model', 'model')} on {replicas_of(pool)}{each}"
 
 
 def _header(heading: str, manifest: Mapping[str, Any], summary: Summary, slo: SLO | None) -> str:

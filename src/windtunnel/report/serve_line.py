@@ -37,6 +37,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
     "mamba_ssm_cache_dtype": ("auto",),
+    "attention_backend": ("auto",),
     "moe_backend": ("auto",),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
@@ -56,6 +57,7 @@ OF_FRONT = {
     "scheduler_recv_interval": 1,
     "api_server_count": None,
     "mamba_ssm_cache_dtype": "auto",
+    "attention_backend": "auto",
     "moe_backend": "auto",
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
@@ -383,6 +385,8 @@ def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
         yield f"torch_compile_config:\n  enable_piecewise_cuda_graph: true\n{sizes}"
     if engine.get("shared_head"):
         yield "enable_lm_head_tp_in_adp: true"
+    if (kernel := engine.get("attention_backend", "auto")) != "auto":
+        yield f"attn_backend: {kernel.upper()}"
     of_experts: dict[str, Any] = {}
     if (backend := engine.get("moe_backend", "auto")) != "auto":
         of_experts["backend"] = backend.upper()

@@ -9,6 +9,7 @@ from windtunnel.deployment.pools import ROLES
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.launch import Reading, Word, read_line, read_source
+from windtunnel.launch.asked import ADD_STORE
 from windtunnel.launch.line import is_placeholder
 from windtunnel.scenario.pools import ENGINE_WORDS, OWN_WORDS
 from windtunnel.scenario.scenario import Scenario, vary, words_of
@@ -49,6 +50,10 @@ class Pasted:
         if self.not_simulated:
             named = ", ".join(dict.fromkeys(word.flag for word in self.not_simulated))
             raise InputError(f"from: not simulated: {named}: leave them out of the line, or leave out --strict")
+
+    def with_stores(self) -> "Pasted":
+        """Where stores are given besides the lines: it is known what those hold whose size the lines leave open."""
+        return replace(self, readings=tuple(map(_with_stores, self.readings)))
 
     def remarks(self) -> list[str]:
         """What a reader of the results must know, a sentence each."""
@@ -95,6 +100,15 @@ def read_pasted(texts: Sequence[str], model: str | None = None) -> Pasted:
     if len(readings) == 1:
         return Pasted(tuple(readings), shared | _single(readings[0]))
     return Pasted(tuple(readings), shared | _several(readings))
+
+
+def _with_stores(reading: Reading) -> Reading:
+    """With what it says of stores used."""
+    answered = tuple(word for word in reading.not_simulated if word.note.endswith(ADD_STORE))
+    left = tuple(word for word in reading.not_simulated if word not in answered)
+    return replace(
+        reading, not_simulated=left, used=(*reading.used, *(replace(word, note="store") for word in answered))
+    )
 
 
 def _united(readings: Sequence[Reading]) -> list[Reading]:

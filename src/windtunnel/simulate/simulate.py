@@ -392,7 +392,7 @@ def manifest_of(
         stages = pool.engine.pipeline_parallel_size
         replicas += [{"pool": index, "lanes": lanes, "lockstep": pool.lockstep, "stages": stages}] * pool.replicas
         pools.append(
-            pool.spec()
+            deployment.pool_spec(pool)
             | {
                 "kv_blocks": limit.num_blocks,
                 "block_size": budget.block_size,

@@ -120,8 +120,9 @@ def _search(cases: Sequence[_Case], start: Values, usual: ClientPath | None) -> 
 
 
 def _one_by_one(cases: Sequence[_Case], best: Values, lowest: float, usual: ClientPath | None) -> tuple[Values, float]:
-    """The pattern search: each number up or down; moves that do not help are halved."""
-    steps = {name: STEPS[name] for name in best}
+    """The pattern search: each number up or down; moves that do not help are halved. A large number moves by a tenth of
+    itself at first: from 53 ms of host work, 1 ms more can look worse where 7 ms more is right."""
+    steps = {name: max(STEPS[name], 0.1 * abs(value)) for name, value in best.items()}
     for _ in range(ROUNDS):
         for name in best:
             for sign in (1.0, -1.0):

@@ -57,15 +57,10 @@ class MeasuredRun:
     def require_known_prompts(self) -> None:
         """Raise InputError where the lengths of prompts come again, so that they were probably cached, and nothing
         tells what they shared: without hits, no simulated time would mean anything."""
-        load = self.measurement.workload
-        if (
-            self.settings.get("enable_prefix_caching")
-            and load.hash_ids is None
-            and (lag := repeated_after(load.prompt_tokens))
-        ):
+        if again := self.measurement.prompts_again:
             raise InputError(
-                f"{self.name}: prompt lengths come again after {lag} requests, so their prompts were probably cached: "
-                f"add --same-prompts to replay them as the same prompts, or {WAY_OUT}"
+                f"{self.name}: prompt lengths come again after {again} requests, so their prompts were probably "
+                f"cached: add --same-prompts to replay them as the same prompts, or {WAY_OUT}"
             )
 
 
@@ -134,7 +129,7 @@ def _measurement(
         notes.append(f"run.json tells of {said} requests, {source.name} holds {len(found.arrival)}: those are replayed")
     prompts = columns["prompt_tokens"].astype(np.int64)
     caches = bool(settings.get("enable_prefix_caching"))
-    alike, unknown_hits = _hash_ids(document, recorded, prompts, caches, same_prompts)
+    alike, unknown_hits, again = _hash_ids(document, recorded, prompts, caches, same_prompts)
     notes += unknown_hits
     name, logged = str(document.get("id", folder.name)), document.get("series")
     return Measurement(
@@ -151,6 +146,7 @@ def _measurement(
         series=_read_series(folder / str(logged)) if logged else None,
         client=client_of(str(document.get("clock", ""))),
         notes=tuple(notes),
+        prompts_again=again,
     )
 
 
@@ -185,28 +181,32 @@ def _hash_ids(
     prompts: NDArray[np.int64],
     caches: bool,
     same_prompts: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """What says which prompts of a workload share prefixes: recorded ids, or what an engine's hit rate implies; and
-    what is not known."""
+) -> tuple[dict[str, Any], list[str], int]:
+    """What says which prompts of a workload share prefixes: recorded ids, or what an engine's hit rate implies; what is
+    not known; and, if that is which of them came again, after how many requests."""
     rate = document.get("prefix_cache_hit_rate")
     if recorded is not None:
-        return {"hash_ids": recorded, "hash_block_size": int(document.get("hash_block_size", HASH_BLOCK))}, []
+        return {"hash_ids": recorded, "hash_block_size": int(document.get("hash_block_size", HASH_BLOCK))}, [], 0
     if rate is not None:
         said = (
             f"which prompts share prefixes is not recorded: as many do as its hit rate of {100 * rate:.0f} % takes"
             if isinstance(rate, int | float)
             else ""
         )
-        return {"hash_ids": of_hit_rate(prompts, rate), "hash_block_size": HASH_BLOCK}, [said]
+        return {"hash_ids": of_hit_rate(prompts, rate), "hash_block_size": HASH_BLOCK}, [said], 0
     if not caches:
-        return {}, []
+        return {}, [], 0
     lag = repeated_after(prompts)
     if lag and same_prompts:
         ids = {"hash_ids": of_repeats(prompts, lag), "hash_block_size": HASH_BLOCK}
-        return ids, [f"prompt lengths come again after {lag} requests: replayed as the same prompts"]
+        return ids, [f"prompt lengths come again after {lag} requests: replayed as the same prompts"], 0
     if lag:
-        return {}, [f"prompt lengths come again after {lag} requests: their prompts were probably cached; {WAY_OUT}"]
-    return {}, [f"prefix caching was on: replayed without hits, the prompts' contents are not recorded; {WAY_OUT}"]
+        return (
+            {},
+            [f"prompt lengths come again after {lag} requests: their prompts were probably cached; {WAY_OUT}"],
+            lag,
+        )
+    return {}, [f"prefix caching was on: replayed without hits, the prompts' contents are not recorded; {WAY_OUT}"], 0
 
 
 def _row(entry: Mapping[str, Any], where: str) -> list[float]:

@@ -78,6 +78,8 @@ class Measurement:
     """Whose clock the latencies are of, a name of ``simulate.overheads.CLIENTS``; empty: the engine's own."""
     notes: tuple[str, ...] = ()
     """What the replay assumes or leaves out."""
+    prompts_again: int = 0
+    """Requests after which the lengths of prompts come again, where nothing tells what they share; 0: they do not."""
 
 
 SLOWEST_TOKEN = 2.0

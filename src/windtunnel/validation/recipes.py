@@ -54,6 +54,7 @@ WORDS: dict[str, dict[str, str]] = {
         "max_total_tokens": "max-total-tokens",
         "mem_fraction_static": "mem-fraction-static",
         "kv_dtype": "kv-cache-dtype",
+        "attention_backend": "attention-backend",
         "all_to_all": "moe-a2a-backend",
         "deepep_mode": "deepep-mode",
         "eplb_redundant_experts": "ep-num-redundant-experts",

@@ -136,9 +136,9 @@ def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
     for some, policy in zip(stores, policies, strict=len(stores) > 0):
         if some and not policy.takes_stores:
             raise InputError(
-                "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
-                "cache, and with SGLang's of 0.5 in one stage, its radix cache and radix_eviction_policy='lru', not "
-                f"with {policy}: TensorRT-LLM's host memory goes by other rules"
+                "stores: not simulated with this scheduler, but with vLLM's v1 scheduler in one stage, first come "
+                "first served, and its prefix cache, and with SGLang's of 0.5 in one stage, its radix cache and "
+                "radix_eviction_policy='lru' (TensorRT-LLM's host memory goes by other rules): leave the stores out"
             )
         if some:
             _require_fitting(some, policy)

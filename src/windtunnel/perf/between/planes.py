@@ -134,11 +134,40 @@ def cold_rate(plane: Plane, moved: Floats) -> float:
     return float(rates[large].max()) if large.any() else float("inf")
 
 
-def one_kernel(rows: Columns, phase: str) -> Columns:
+def one_kernel(rows: Columns, phase: str, backend: str = "") -> Columns:
     """One row for each point of a table of attention, of prompts those with the fewest requests; see
-    ``one_per_key``."""
+    ``one_per_key``. ``backend``: of this kernel, where it was measured at half of the points or more."""
     if phase == "prefill":
         rows = rows.where(batch_size=int(rows["batch_size"].min()))
+    found = _one_each(rows)
+    if not backend or not others(found, backend):
+        return found
+    own = _one_each(rows.take(_of_backend(rows, backend)))
+    return own if 2 * len(own) >= len(found) else found
+
+
+def others(rows: Columns, backend: str) -> str:
+    """Kernels of the rows that are not of this name; empty where one of them is."""
+    return "" if _of_backend(rows, backend).any() else ", ".join(rows.values("kernel_source"))
+
+
+SPELLED = {
+    "flash_attn": ("flash_attn", "flash_attention"),
+    "fa3": ("fa3", "flash_attention"),
+    "triton_attn": ("triton",),
+    "triton_mla": ("triton",),
+    "trtllm": ("torch_flow", "default"),
+}
+"""Engines' names of attention kernels → what ``kernel_source`` says of them where that is not the name."""
+
+
+def _of_backend(rows: Columns, backend: str) -> NDArray[np.bool_]:
+    codes, names = rows.texts["kernel_source"]
+    words = SPELLED.get(backend, (backend,))
+    return np.array([any(word in name.lower() for word in words) for name in names], dtype=bool)[codes]
+
+
+def _one_each(rows: Columns) -> Columns:
     keys = [rows["batch_size"], rows["isl"], rows["step"]]
     return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
 

@@ -12,8 +12,8 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch
-from windtunnel.perf.between.planes import Plane, cold_rate, extend, one_kernel, plane_of
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.between.planes import Plane, cold_rate, extend, one_kernel, others, plane_of
+from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Efficiency, Kernel, cache_format, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes, blended
 
@@ -63,6 +63,8 @@ class Attention(Kernel):
     """A decode beside prefill chunks in one call of FlashAttention 2: every query fills a tile of its own."""
     per_head: PerHead | None = None
     """Query heads read their keys one by one."""
+    backend: str = ""
+    """Whose kernel; empty: the one with most measurements."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Scores and values of every query and key that it sees."""
@@ -121,15 +123,14 @@ LEAST_DISTANCE = 0.1
 OTHER_COUNT = 0.25
 """Octaves of distance for each octave of KV heads between decodes with as many query heads for each."""
 
-Key = tuple[int, int, int, int, str]
-"""heads, KV heads, head dimension, window, dtype of the cache."""
+Key = tuple[int, int, int, int, str, str]
+"""heads, KV heads, head dimension, window, dtype of the cache, whose kernel is wanted."""
 
 
 @dataclass(eq=False)
-class AttentionTable:
+class AttentionTable(Table):
     """The attention tables of one database; planes and curves are built when first asked."""
 
-    known: Measured
     _columns: dict[str, Columns | None] = field(default_factory=dict)
     _shapes: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     _planes: dict[Key, Plane] = field(default_factory=dict)
@@ -147,7 +148,7 @@ class AttentionTable:
 
     def _of_shape(self, kernel: Attention, key: Key, a: Floats, b: Floats) -> KernelTimes:
         """As a measured shape has it."""
-        heads, kv_heads, head_dim, window, kv_dtype = key
+        heads, kv_heads, head_dim, window, kv_dtype, _ = key
         other = replace(
             kernel,
             heads=heads,
@@ -261,7 +262,11 @@ class AttentionTable:
         columns = self._table(phase)
         assert columns is not None
         rows = columns.where(**dict(zip(KEYS, key[:4], strict=True)), kv_cache_dtype=key[4])
-        return one_kernel(rows, phase)
+        rows = one_kernel(rows, phase, key[5])
+        if key[5] and (measured := others(rows, key[5])):
+            what = "{}/{}×{}".format(*key)
+            self.note(f"{phase} attention heads={what}: no kernel of {key[5]} was measured: {measured}")
+        return rows
 
     def _table(self, phase: str) -> Columns | None:
         if phase not in self._columns:
@@ -297,8 +302,10 @@ class AttentionTable:
         best = np.argsort(octaves, kind="stable")[: 1 if octaves.min() == 0 else NEIGHBOURS]
         weights = (octaves[best] + LEAST_DISTANCE) ** -2
         return [
-            ((int(shape[0]), int(shape[1]), int(shape[2]), int(shape[3]), names[int(shape[4])]), float(weight))
-            for shape, weight in zip(shapes[best], weights / weights.sum(), strict=True)
+            ((heads, kv_heads, head_dim, window, names[code], kernel.backend), weight)
+            for (heads, kv_heads, head_dim, window, code), weight in zip(
+                shapes[best].tolist(), (weights / weights.sum()).tolist(), strict=True
+            )
         ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, between
-from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
+from windtunnel.perf.between.planes import Plane, extend, one_kernel, others, plane_of
 from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import LAUNCH_GRAPH, STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes
@@ -34,6 +34,8 @@ class LatentAttention(Kernel):
     kv_dtype: str = "bfloat16"
     dtype: str = "bfloat16"
     """Of the projections around it, which are measured together with it."""
+    backend: str = ""
+    """Whose kernel decodes; empty: the one with most measurements."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Decode: absorbed products, and scores and values in latent space. Prefill: expansion and attention."""
@@ -138,7 +140,8 @@ class LatentTable(Table):
     def _of_heads(
         self, kernel: LatentAttention, a: Floats, b: Floats, key: Key, backend: str | None, pieces: bool
     ) -> KernelTimes:
-        measured = LatentAttention(kernel.phase, key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM, key[1], kernel.dtype)
+        sizes = (key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM)
+        measured = LatentAttention(kernel.phase, *sizes, key[1], kernel.dtype, kernel.backend)
         if kernel.phase == "decode":
             plane = self.once(self._plane, measured, key, backend, pieces)
             found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
@@ -147,11 +150,13 @@ class LatentTable(Table):
         return found if measured == kernel else found.modelled()
 
     def _plane(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Plane:
-        rows = self._rows("decode", key, backend, pieces)
+        rows = one_kernel(self._rows("decode", key, backend, pieces), "decode", measured.backend)
+        if measured.backend and not backend and (found := others(rows, measured.backend)):
+            self.note(f"decode latent attention: no kernel of {measured.backend} was measured: {found}")
         return plane_of(measured, self.device, rows, "decode", self._core(measured, rows, pieces))
 
     def _curve(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Curve:
-        rows = self._rows("prefill", key, backend, pieces)
+        rows = one_kernel(self._rows("prefill", key, backend, pieces), "prefill")
         rows = rows.take(np.argsort(rows["isl"], kind="stable"))
         x = rows["isl"].astype(float)
         return Curve(x, measured.least(self.device)(x) / self._core(measured, rows, pieces))
@@ -210,7 +215,7 @@ class LatentTable(Table):
         rows = columns.where(num_heads=key[0], kv_cache_dtype=key[1])
         if key[2]:
             rows = rows.where(gemm_type=key[2])
-        return one_kernel(rows, phase)
+        return rows
 
     def _table(self, table: str, backend: str | None) -> Columns | None:
         return self.database.read("mla", table, ("kv_cache_dtype", "gemm_type", "kernel_source"), backend)

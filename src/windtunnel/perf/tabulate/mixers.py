@@ -57,6 +57,7 @@ def _attention(attention: Attention, pool: Pool) -> Iterator[Operator]:
     sizes = (heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window)
     for phase in ("decode", "prefill"):
         kernel = AttentionKernel(phase, *sizes, kv_dtype, per_head=per_head if phase == "decode" else None)
+        kernel = replace(kernel, backend=_named(pool))
         group = replace(kernel, heads=heads * attention.context_parts)
         widths = (attention.head_dim, attention.v_head_dim, (keys + values) * STORED_BYTES[kv_dtype])
         yield from in_parts(Operator(f"{phase}_attention", "attention", phase, 1, kernel), group, attention, widths)
@@ -91,6 +92,12 @@ def in_parts(
     yield replace(operator, kernel=PartOfContext(operator.kernel, group, parts))
     yield Operator("lse_all_gather", "communication", "decode", 1, Collective("all_gather", parts, 2 * heads * parts))
     yield Operator("output_reduce_scatter", "communication", "decode", 1, Collective("reduce_scatter", parts, sums))
+
+
+def _named(pool: Pool) -> str:
+    """Whose kernel computes attention; empty: it is left open."""
+    named = pool.engine.attention_backend
+    return "" if named == "auto" else named
 
 
 def _per_head(pool: Pool) -> PerHead | None:
@@ -189,6 +196,7 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
             phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
         )
         kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype, index_dtype=mla.index_dtype)
+        kernel = replace(kernel, backend=_named(pool))
         shared = "" if mla.index_heads else "_shared_index"
         yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
 
@@ -225,10 +233,8 @@ def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:
     tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
     dtype, _ = weight_format(pool, "qkv")
     sizes = (mla.num_heads // tp, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
-    both = {
-        phase: LatentAttention(phase, *sizes, cache_dtype(pool), "bfloat16" if dtype == "bfloat16" else "fp8_block")
-        for phase in ("decode", "prefill")
-    }
+    formats = (cache_dtype(pool), "bfloat16" if dtype == "bfloat16" else "fp8_block")
+    both = {phase: LatentAttention(phase, *sizes, *formats, _named(pool)) for phase in ("decode", "prefill")}
     *down, out = projections(both["decode"], hidden, mla.q_lora_rank, dtype)
     names = ("qkv_down_proj", "q_up_proj") if mla.q_lora_rank else ("kv_down_proj", "q_proj")
     for name, gemm in zip(names, down, strict=True):

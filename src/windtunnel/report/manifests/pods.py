@@ -9,15 +9,10 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
+from windtunnel.launch.facts import image_of
 from windtunnel.report.launch_files import PORT
 from windtunnel.report.manifests.servers import SIDE_CHANNEL_PORT, Server
 
-IMAGES = {
-    "vllm": "vllm/vllm-openai:v",
-    "sglang": "lmsysorg/sglang:v",
-    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:",
-}
-AMD_IMAGES = {"vllm": "vllm/vllm-openai-rocm:v", "sglang": "lmsysorg/sglang-rocm:v"}
 GPU = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 """What clusters call a GPU."""
 PRODUCTS = {
@@ -39,10 +34,10 @@ LOADING, EVERY = 360, 10
 
 def image(server: Server) -> str:
     """The image of a server's engine. Raises InputError where none is published for its device."""
-    known = IMAGES if server.node.vendor == "NVIDIA" else AMD_IMAGES
-    if server.backend not in known:
+    found = image_of(server.backend, server.version, server.node.vendor)
+    if found is None:
         raise InputError(f"launch: no image of {server.backend} for {server.node.device}: use --format scripts")
-    return f"{known[server.backend]}{server.version}"
+    return found
 
 
 def probe(port: int, failures: int, every: int = EVERY) -> dict[str, Any]:
