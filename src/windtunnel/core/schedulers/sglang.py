@@ -273,7 +273,7 @@ def look_for_prompts(state: State, pool: Pool, i: int, start: float) -> None:
     note_usage(pool, lane)
     lane.opened = not is_held_off(pool, lane) and may_prefill(extra, pool, lane)
     if lane.opened:
-        open_round(extra, pool, lane, requests, seats, state.rows, start)
+        open_round(extra.tree, extra, pool, lane, requests, seats, state.rows, start)
 
 
 @part

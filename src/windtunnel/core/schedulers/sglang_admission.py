@@ -503,31 +503,33 @@ def ask(lane: Lane) -> None:
 
 
 @part
-def look_at(extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int) -> int:
+def look_at(tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int) -> int:
     """What becomes of the queue with its head ``r``: one that may be admitted is held in memory."""
     if pool.newer and budgets(pool, lane) == STOP:
         return STOP
     if not has_place(extra, pool, lane, requests, seats, rows, r, lane.most):
         return STOP
     request = requests[r]
-    if extra.tree is not None and pool.radix_cache and (pool.newer or not lane.matched):
-        look_up(extra.tree, pool, lane, request, r, request.prompt + request.generated - 1)
+    if tree is not None and pool.radix_cache and (pool.newer or not lane.matched):
+        look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
     request.looked = request.prompt + request.generated
-    return judge(extra.tree, pool, lane, requests, seats, extra.scratch, r)
+    return judge(tree, pool, lane, requests, seats, extra.scratch, r)
 
 
 @part
-def open_round(extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float) -> None:
+def open_round(
+    tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
+) -> None:
     """Begin to fill the round: with the prompt that is part-way, or up to what becomes of the head of the queue."""
     lane.most, lane.verdict = places(pool, lane, extra.turns) + lane.top, CONTINUE
     open_budgets(pool, lane, seats)
-    lane.matched = order_queue(extra.tree, pool, lane, requests, seats, extra.scratch, extra.keys)
+    lane.matched = order_queue(tree, pool, lane, requests, seats, extra.scratch, extra.keys)
     lane.judged = 0
     if lane.chunked != NONE:
         ask(lane)
         go_on(pool, lane, requests, seats, start)
     elif lane.head != NONE:
-        lane.verdict, lane.judged = look_at(extra, pool, lane, requests, seats, rows, lane.head), 1
+        lane.verdict, lane.judged = look_at(tree, extra, pool, lane, requests, seats, rows, lane.head), 1
         if lane.verdict == CONTINUE:
             ask(lane)
 
@@ -541,7 +543,7 @@ def admit(
     while lane.head != NONE and verdict == CONTINUE:
         r = lane.head
         if not lane.judged:
-            verdict = look_at(extra, pool, lane, requests, seats, rows, r)
+            verdict = look_at(tree, extra, pool, lane, requests, seats, rows, r)
         lane.judged = 0
         request = requests[r]
         if verdict == CONTINUE and not lane.allowed:
