@@ -139,7 +139,7 @@ def small_pipeline(seed: int) -> SglangCase:
     assert isinstance(case.times, BatchTimes)
     seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
     sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
-    without = {"enable_mixed_chunk": False, "enable_prefill_delayer": False}
+    without: dict[str, Any] = {"enable_mixed_chunk": False, "enable_prefill_delayer": False}
     policy = replace(case.policy, **without, pipeline_parallel_size=stages)
     return replace(case, tiers=(), policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
 

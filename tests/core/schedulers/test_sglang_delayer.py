@@ -99,9 +99,10 @@ def test_who_is_held() -> None:
 
 def test_what_it_needs() -> None:
     assert WINDOW == 16
-    for without in ({"disable_overlap_schedule": True}, {"pipeline_parallel_size": 2}):
+    withouts: tuple[dict[str, Any], ...] = ({"disable_overlap_schedule": True}, {"pipeline_parallel_size": 2})
+    for without in withouts:
         with pytest.raises(InputError, match="enable_prefill_delayer: needs the overlap schedule"):
-            Sglang(enable_prefill_delayer=True, **without)  # type: ignore[arg-type]
+            Sglang(enable_prefill_delayer=True, **without)
     with pytest.raises(InputError, match="enable_prefill_delayer=True: SGLang has it from"):
         Sglang(enable_prefill_delayer=True, version="0.4.6")
     assert not Sglang(enable_prefill_delayer=True).in_role("decode").enable_prefill_delayer
