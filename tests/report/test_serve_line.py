@@ -349,6 +349,8 @@ def test_sglang_is_told_its_side() -> None:
         assert f" --disaggregation-mode {role}" in apart("sglang", role, reserved_decode_tokens=512)
     assert "--num-reserved-decode-tokens" not in apart("sglang", "decode", reserved_decode_tokens=512)
     assert "--num-reserved-decode-tokens 64" in apart("sglang", "decode", reserved_decode_tokens=64)
+    assert "--disaggregation-decode-polling-interval 8" in apart("sglang", "decode", polling_interval=8)
+    assert "polling" not in apart("sglang", "prefill", polling_interval=8)
 
 
 def test_tensorrt_llm_is_told_in_its_options() -> None:

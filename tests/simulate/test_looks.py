@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Pool
+from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.simulate.looks import seen_late
@@ -52,3 +53,21 @@ def test_the_usual_look_in_every_step_changes_nothing() -> None:
     assert seen_late(SERVED, deployment()) is SERVED
     one = replace(SERVED, output_tokens=np.ones(3, dtype=np.int64))
     assert seen_late(one, deployment(scheduler_recv_interval=11)) is one
+
+
+def test_kv_waits_for_a_look_of_the_decode_server_and_prompts_do_not() -> None:
+    """SGLang looks at what has arrived in every n-th step of its decode loop; an idle one runs through its loop."""
+    pools = [
+        Pool(load_model("Qwen/Qwen3-8B"), device("h100"), Engine(preset="sglang-0.5"), role=role, name=role)
+        for role in ("prefill", "decode")
+    ]
+    usual = HANDOVERS["sglang-0.5-bootstrap"]
+    apart = Deployment(tuple(pools), handover=replace(usual, polling_interval=9))
+    served = replace(SERVED, pool=np.ones(3, dtype=np.int64))
+    found = seen_late(served, apart)
+    assert found.first_token - served.first_token == pytest.approx([0.0, 0.5 * 8 * 0.1, 0.0])
+    assert found.finish - served.finish == pytest.approx([0.0, 0.4, 0.0])
+    assert found.scheduled.tolist() == served.scheduled.tolist()
+    assert seen_late(served, Deployment(tuple(pools), handover=usual)) is served
+    with pytest.raises(InputError, match="polling_interval=0"):
+        replace(usual, polling_interval=0)

@@ -36,6 +36,9 @@ class Handover:
     reservation: Reservation = "memory"
     """How many requests may have memory on the decode replica: any number, as long as one more may run (``memory``); as
     many as may run at once (``seats``); or, where at most 32 may, two more for each (``seats_and_few``)."""
+    polling_interval: int = 1
+    """Steps of the decode replica from one look at what has arrived to the next (SGLang's
+    disaggregation_decode_polling_interval)."""
     max_local_prefill_length: int = 0
     """Prompts of up to this many tokens stay: the decode replica computes them itself (conditional disaggregation of
     TensorRT-LLM 1.0 and of Dynamo, by this name; llm-d's decider counts from the next token on). What its cache holds
@@ -59,6 +62,8 @@ class Handover:
             reserved_decode_tokens=self.reserved_decode_tokens,
             max_local_prefill_length=self.max_local_prefill_length,
         )
+        if self.polling_interval < 1:
+            raise InputError(f"handover: polling_interval={self.polling_interval}: must be ≥ 1")
         if not 0 <= self.proxy < inf:
             raise InputError(f"handover: proxy={self.proxy!r}: must be seconds ≥ 0")
         for name in ("lease", "timeout"):

@@ -272,7 +272,10 @@ def _hand_over(asked: Asked, found: Settings) -> None:
         return
     found.role = mode
     reserved = asked.integer("num-reserved-decode-tokens")
-    found.handover = "sglang-0.5-bootstrap" + (f" reserved_decode_tokens={reserved}" if reserved is not None else "")
+    polls = asked.integer("disaggregation-decode-polling-interval") if mode == "decode" else None
+    words = {"reserved_decode_tokens": reserved, "polling_interval": polls}
+    given = (f" {name}={value}" for name, value in words.items() if value is not None)
+    found.handover = "sglang-0.5-bootstrap" + "".join(given)
     asked.unused["disaggregation-transfer-backend"] = "all of them send chunk by chunk: the link says how fast"
 
 

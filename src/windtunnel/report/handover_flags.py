@@ -50,7 +50,12 @@ def sglang_transfer(role: str, handover: Mapping[str, Any]) -> dict[str, Any]:
     """Flags of SGLang's ``launch_server`` and their values."""
     reserved = handover.get("reserved_decode_tokens")
     keeps = role == "decode" and reserved not in (None, HANDOVERS["sglang-0.5-bootstrap"].reserved_decode_tokens)
-    return {"disaggregation-mode": role, "num-reserved-decode-tokens": reserved if keeps else None}
+    polls = handover.get("polling_interval") or 1
+    return {
+        "disaggregation-mode": role,
+        "num-reserved-decode-tokens": reserved if keeps else None,
+        "disaggregation-decode-polling-interval": polls if role == "decode" and polls > 1 else None,
+    }
 
 
 def trtllm_transfer(role: str) -> list[str]:
