@@ -318,7 +318,8 @@ def test_the_attention_kernel_that_is_named_is_timed_where_it_was_measured() -> 
     notes = {key: [note for note in found.notes if "flashinfer" in note] for key, found in times.items()}
     assert not notes["32B", "flashinfer"]
     assert (
-        "decode attention heads=32/8×128: no kernel of flashinfer was measured: trtllm_mha" in notes["8B", "flashinfer"]
+        "decode attention heads=32/8×128: no kernel of flashinfer was measured: trtllm_mha stands for it"
+        in notes["8B", "flashinfer"]
     )
     refused = reading("vllm serve Qwen/Qwen3-8B --attention-backend ROCM_AITER_FA").not_simulated
     assert [(word.flag, word.kernel) for word in refused] == [("--attention-backend", True)]
