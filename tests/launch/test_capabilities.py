@@ -257,7 +257,7 @@ def test_drafts_without_an_acceptance_length_shorten_the_time_of_a_token_by_that
     assert length == 2.88  # three drafts of Kimi-K2's head, which stands for heads that were not measured
 
     def tpot(accepted: float) -> float:
-        engine = Engine(**said.settings | {"acceptance_length": accepted})
+        engine = Engine(**{**said.settings, "acceptance_length": accepted})
         one = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine),))
         requests = Workload.from_columns(prompt_tokens=[512] * 8, output_tokens=401, max_concurrency=1)
         return summary(simulate(one, requests, perf="modelled")).latencies["tpot"].mean
