@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +13,41 @@ import numpy as np
 import pytest
 from oracle.vllm_v1 import replay as vllm_v1_oracle
 
+from replay.replay_engines import Replay, whole_run
+from replay.test_core_runs import tables
+from windtunnel.core.records import ROWS
 from windtunnel.errors import InputError
-from windtunnel.replay import vllm_v0, vllm_v1
+from windtunnel.replay import stepper, vllm_v0, vllm_v1
 from windtunnel.replay.lane import begins_of
-from windtunnel.replay.recording import read_recording
+from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.vllm_v1_core import Core
 
 SHARED = Path(__file__).parents[3] / "shared"
 RECORDINGS = sorted((SHARED / "recordings" / "v1-sessions").glob("*.in.json"))
+WHOLE_RUNS = sorted((SHARED / "prototypes" / "sessions" / "rec0").glob("*.in.json"))
+"""Recorded with steps that do not depend on contexts."""
+VERSION = "vllm-0.32"
 SAME = (
     "scheduled", "start_pos", "cached_hit", "preempted", "running_order", "waiting_order", "free_blocks", "emitted",
     "finished", "free_after_update", "arrived", "new", "resumed",
 )  # fmt: skip
 
 
+def recorded(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(str(path).replace(".in.json", ".trace.jsonl.gz")) as lines:
+        return [json.loads(line) for line in lines]
+
+
+def name_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
 @pytest.mark.skipif(not RECORDINGS, reason="the recordings are not here")
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.partition(".")[0])
-def test_every_step_is_as_recorded(path: Path) -> None:
-    with gzip.open(str(path).replace(".in.json", ".trace.jsonl.gz")) as file:
-        wanted = [json.loads(line) for line in file]
-    got = list(vllm_v1_oracle.replay(read_recording(path), "vllm-0.32"))
+@pytest.mark.parametrize("replay", [vllm_v1_oracle.replay, vllm_v1.replay], ids=["readable", "core"])
+@pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
+def test_every_step_is_as_recorded(path: Path, replay: Replay) -> None:
+    wanted = recorded(path)
+    got = list(replay(read_recording(path), VERSION))
     steps = [[record for record in records if record["type"] == "step"] for records in (wanted, got)]
     assert len(steps[0]) == len(steps[1])
     for theirs, ours in zip(*steps, strict=True):
@@ -38,6 +56,31 @@ def test_every_step_is_as_recorded(path: Path) -> None:
     for name, request in got[-1]["requests"].items():
         theirs = wanted[-1]["requests"][name]
         assert {key: theirs[key] for key in request} == pytest.approx(request, abs=1e-7)
+
+
+@pytest.mark.skipif(not WHOLE_RUNS, reason="the recordings are not here")
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("path", WHOLE_RUNS, ids=name_of)
+def test_whole_runs_take_the_recorded_times_and_find_the_recorded_tokens(
+    path: Path, jumps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests release each other in the loop; all that its steps take is a base and their tokens."""
+    monkeypatch.setattr(stepper, "linear", partial(tables, cached_token=0.0))
+    run, (_, *steps, summary) = read_recording(path), recorded(path)
+    config = known(run.config, vllm_v1.CONFIG)
+    core = Core(run, vllm_v1.limits(config), vllm_v1.policy(config, VERSION))
+    rows = replace(run, requests=tuple(core.lane.rows))
+    state = whole_run(core.stepper, rows, jumps)
+    taken = state.rows["steps"][: state.counters[ROWS]]
+    assert taken.sum() == sum(bool(step["scheduled"]) for step in steps)
+    assert (taken.max() > 1) == jumps
+    wanted = [summary["requests"][row.id] for row in rows.requests]
+    for column, key in (("arrival", "arrival"), ("first_token", "first_token_t"), ("finish", "e2e_t")):
+        found = state.requests[column] / TICKS_PER_SECOND
+        np.testing.assert_allclose(found, [row[key] for row in wanted], rtol=0, atol=1e-7, err_msg=column)
+    hits = {name: step["cached_hit"].get(name, 0) for step in steps for name in step["new"]}
+    assert state.requests["cached_tokens"].tolist() == [hits[row.id] for row in rows.requests]
+    assert sum(hits.values()) > 0
 
 
 def recording(tmp_path: Path, *requests: dict[str, Any], **config: Any) -> Path:

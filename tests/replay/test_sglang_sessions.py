@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,11 @@ import numpy as np
 import pytest
 
 from benchmarks.drift.__main__ import same
+from replay.replay_engines import whole_run
 from replay.test_core_runs import tables
-from windtunnel.core.clients import waits_of
-from windtunnel.core.engine import arrivals_of, turns_of, with_room
-from windtunnel.core.loop import FULL, loop
-from windtunnel.core.records import JUMPS, NONE, RELEASE, ROWS, attributes, records
+from windtunnel.core.records import ROWS
 from windtunnel.replay import sglang, stepper
-from windtunnel.replay.lane import demand
-from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, read_recording
-from windtunnel.replay.stepper import ONLY, Stepper
+from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 
 VERSION = "sglang-0.5.23"
 RECORDINGS = Path(__file__).with_name("recordings")
@@ -49,24 +44,6 @@ def test_every_step_is_as_recorded(path: Path) -> None:
         assert not differ, f"step {number}"
 
 
-def with_sessions(core: Stepper, recording: Recording) -> tuple[Any, Any]:
-    """(The lane's state whose requests release each other, the requests that come by the clock)."""
-    rows = recording.requests
-    n, counts = len(rows), [len(row.after) for row in rows]
-    parents = np.array([parent for row in rows for parent in row.after], np.int64)
-    found = replace(
-        demand(rows, [row.arrival for row in rows], [row.output_tokens for row in rows], 1, [1] * n),
-        after=(np.cumsum([0, *counts]), parents),
-    )
-    state = core.state._replace(
-        waits=waits_of(found),
-        think_time=np.array([float(row.think_time) for row in rows]),
-        releases=attributes(records(n, RELEASE)),
-        gate=np.full(n, NONE, np.int64),
-    )
-    return state, arrivals_of(found)
-
-
 @pytest.mark.parametrize("jumps", [True, False])
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
 def test_whole_runs_take_the_recorded_times_and_find_the_recorded_tokens(
@@ -74,12 +51,7 @@ def test_whole_runs_take_the_recorded_times_and_find_the_recorded_tokens(
 ) -> None:
     monkeypatch.setattr(stepper, "linear", tables)
     recording, real = read_recording(path), recorded(path)
-    core = sglang.Scheduler(recording.requests, recording.config, version=VERSION).stepper
-    state, arrivals = with_sessions(core, recording)
-    state.counters[JUMPS] = jumps
-    order, course = turns_of(state, (ONLY,), True)
-    while loop(state, order, course, arrivals, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
-        state = with_room(state)
+    state = whole_run(sglang.Scheduler(recording.requests, recording.config, version=VERSION).stepper, recording, jumps)
     assert state.rows["steps"][: state.counters[ROWS]].sum() == len(real)
     first: dict[str, float] = {}
     hits: dict[str, int] = {}
