@@ -106,3 +106,8 @@ def test_what_it_needs() -> None:
     with pytest.raises(InputError, match="enable_prefill_delayer=True: SGLang has it from"):
         Sglang(enable_prefill_delayer=True, version="0.4.6")
     assert not Sglang(enable_prefill_delayer=True).in_role("decode").enable_prefill_delayer
+
+
+def test_all_ranks_count_the_rounds_since_the_prompt_of_one() -> None:
+    at_once, later = two_ranks(Sglang(), 0, 0.5), two_ranks(Sglang(prefill_decode_interval=6), 0, 0.5)
+    assert later[1] - at_once[1] == 5  # one of the six had begun
