@@ -243,9 +243,11 @@ class AskedSide:
                 self.report.closed.append(Closing(by, *places, tuple(layouts), tokens))
 
     def shared(self, decodes: Sequence[Server], layout: Layout) -> float:
-        """Good tokens per second where decode servers with as many seats share their steps among all that comes; all
-        of them where it is not known who goes to which replica."""
+        """Good tokens per second where decode servers with as many seats share their steps among all that comes; no
+        bound where it is not known who goes to which replica, or where prompts that are not there yet hold seats."""
         job, question = self.job, self.job.question
+        if job.space.handover.reservation != "memory" or job.space.handover.gate != "after_prefill":
+            return np.inf
         deployment = job.space.deployment(self.server.pool, decodes[0].pool, layout)
         limits = tightened(deployment, tables_for(question, deployment), question).slo.limits
         router = deployment.decode_router or deployment.router
