@@ -27,6 +27,7 @@ from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated, draft_share
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
+from windtunnel.policy.scaling import Foresight
 from windtunnel.policy.tiers import Tier
 from windtunnel.simulate.disaggregation import (
     Sending,
@@ -96,6 +97,7 @@ def simulate(
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
+    _require_known_arrivals(demand, fleet)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
     notes += _state_notes(deployment, budgets, demand)
@@ -137,6 +139,14 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     on_failure = deployment.faults[0].on_failure if deployment.faults else "retry"
     scaling = tuple(deployment.autoscaler(pool) for pool in deployment.pools)
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
+
+
+def _require_known_arrivals(demand: Demand, fleet: Fleet) -> None:
+    """Raise InputError for an autoscaler with foresight where nobody knows when requests will come."""
+    if demand.closed and any(scaling and isinstance(scaling.rule, Foresight) for scaling in fleet.scaling):
+        raise InputError(
+            "autoscale: policy=foresight knows when requests come, and these wait: use forecast"
+        )
 
 
 def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
