@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import sys
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -38,7 +39,10 @@ OPTIONAL = ("torchaudio", "torchcodec", "timm", "soundfile", "av", "mistral_comm
 """What transformers asks for and can do without."""
 TICKS = 10_000_000
 IDLE_LIMIT = 3
-FIRST_TOKEN, LAST_TOKEN = 100, 1 << 30
+CLOCK = [0.0]
+"""Seconds, for what the engine measures with ``time.perf_counter``: it goes on a little with every look at it."""
+A_LITTLE = 1e-11
+FIRST_TOKEN, LAST_TOKEN, MASK = 100, 1 << 30, 0xFFFFFFFF
 TIMES = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
 
 Json = dict[str, Any]
@@ -112,6 +116,9 @@ def publish(config: Json, slots: int) -> None:
         "radix_eviction_policy": "lru",
         "retraction_policy": None,
         "prefill_max_requests": None,
+        "enable_prefill_delayer": False,
+        "prefill_delayer_queue_min_ratio": None,
+        "prefill_delayer_max_delay_ms": None,
     }
     given = {name: config.get(name, default) for name, default in names.items()}
     given |= {"max_running_requests": slots, "pp_max_micro_batch_size": slots, "device": "cpu"}
@@ -171,11 +178,50 @@ def add_settings(s: Any, config: Json, slots: int) -> None:
     s.prefill_decode_interval = config.get("prefill_decode_interval", 0)
     s.prefill_decode_interval_min_bs = config.get("prefill_decode_interval_min_bs", 0)
     s._prefill_decode_interval_remaining = 0
+    add_delayer(s, config)
     s.chunked_prefill_size = chunk if chunk > 0 else None
     s.is_mixed_chunk = chunk > 0 and config.get("enable_mixed_chunk", False)
     s.max_prefill_tokens = config.get("max_prefill_tokens", 16384)
     s.max_running_requests, s.max_queued_requests = slots, None
     s.enable_overlap = s.enable_skip_finishing_decode = not config.get("disable_overlap_schedule", True)
+
+
+def add_delayer(s: Any, config: Json) -> None:
+    """The prefill delayer of the only rank, which talks to nobody."""
+    delayer = engine("managers.prefill_delayer")
+    s.prefill_bs_tracker, s.max_prefill_bs, s.prefill_delayer = delayer.RecentPrefillBatchSizeTracker(), 0, None
+    if config.get("enable_prefill_delayer", False):
+        torch = importlib.import_module("torch")
+        found = s.prefill_delayer = delayer.PrefillDelayer.__new__(delayer.PrefillDelayer)
+        vars(found).update(
+            _max_delay_passes=config.get("prefill_delayer_max_delay_passes", 30),
+            _token_usage_low_watermark=config.get("prefill_delayer_token_usage_low_watermark"),
+            _queue_min_ratio=config.get("prefill_delayer_queue_min_ratio"),
+            _queue_trigger_enabled="prefill_delayer_queue_min_ratio" in config,
+            _max_delay_ms=config.get("prefill_delayer_max_delay_ms", 5000.0),
+            _prefill_max_requests=config.get("prefill_max_requests"),
+            _metrics_collector=None,
+            _debug_log_enabled=False,
+            _curr_state=None,
+            _gather_info=lambda **told: torch.tensor([[int(value) for value in in_order(told)]]),
+            attn_dp_enabled=True,
+            num_dp_ranks=1,
+            skip_first_delayer=True,
+        )
+        s.pool_stats_observer = SimpleNamespace(get_pool_stats=lambda: usage(s))
+
+
+def in_order(told: Json) -> list[Any]:
+    """What a rank tells others, as the delayer packs it."""
+    names = ("local_prefillable", "local_token_watermark_force_allow", "running_batch", "max_prefill_bs")
+    return [told[name] for name in (*names, "waiting_queue_len", "queue_timeout_expired")]
+
+
+def usage(s: Any) -> Any:
+    """How full memory is (PoolStatsObserver)."""
+    pool = s.token_to_kv_pool_allocator
+    free = pool.available_size() + s.tree_cache.evictable_size()
+    return SimpleNamespace(get_max_pool_usage=lambda: (pool.size - free) / pool.size)
 
 
 def add_absent(s: Any) -> None:
@@ -193,9 +239,9 @@ def add_absent(s: Any) -> None:
     ):
         setattr(s, f"enable_{name}", False)
     s.is_hybrid_swa = s.require_mlp_sync = False
-    s.prefill_delayer = s.dllm_config = s.dynamic_chunk_sizer = s.truncation_align_size = s.hisparse_coordinator = None
+    s.dllm_config = s.dynamic_chunk_sizer = s.truncation_align_size = s.hisparse_coordinator = None
     s.chunked_req = s._pending_chunked_abort_req = s.decode_offload_manager = s.scheduler_stage_metrics = None
-    s.max_prefill_bs = s.forward_ct = s.processed_tokens_counter = 0
+    s.forward_ct = s.processed_tokens_counter = 0
     s.waiting_queue, s.last_batch, s.result_queue = [], None, deque()
     s.running_batch = engine("managers.schedule_batch").ScheduleBatch(reqs=[], batch_is_full=False)
     s.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
@@ -266,7 +312,8 @@ def request(row: Json, config: Json, texts: dict[str, list[int]]) -> Any:
     )
     params.normalize(None)
     priority = row.get("priority", 0) if config.get("enable_priority_scheduling") else None
-    req = batches.Req(name, "", array("q", tokens), params, eos_token_ids=None, priority=priority)
+    key = row.get("routing_key")
+    req = batches.Req(name, "", array("q", tokens), params, eos_token_ids=None, priority=priority, routing_key=key)
 
     def update_finish_state(_: int = 1) -> None:
         if not req.finished() and len(req.output_ids) >= row["output_len"]:
@@ -277,6 +324,20 @@ def request(row: Json, config: Json, texts: dict[str, list[int]]) -> Any:
     req.answer = stream(f"answer of {name}", row["output_len"])
     texts[name] = tokens + req.answer
     return req
+
+
+def look_at_clock() -> float:
+    """In place of ``time.perf_counter``."""
+    CLOCK[0] += A_LITTLE
+    return CLOCK[0]
+
+
+def mixed(x: int) -> int:
+    """A number of 32 bits as good as random, as windtunnel draws it (lowbias32 of C. Wellons' hash prospector): whom
+    ``random`` takes is no rule."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
+    return x ^ (x >> 16)
 
 
 # The loops.
@@ -410,6 +471,8 @@ class Coming:
         self.heap = sorted((time, rank) for rank, time in enumerate(self.arrival) if rank not in self.waits)
         for rank, req in enumerate(self.reqs):
             req.rank = rank
+        for number, req in enumerate(sorted(self.reqs, key=lambda one: one.rid)):
+            req.number = number
 
     def arrived(self, now: int) -> Iterator[Any]:
         """Those that are there."""
@@ -431,9 +494,16 @@ def run(document: Json, witness: Witness) -> Iterator[Json]:
     config, coming = document["config"], Coming(document)
     ticks = {name: round(value * TICKS) for name, value in (TIMES | document.get("batch_time", {})).items()}
     s = build(config, 2 * max(row["prompt_len"] + row["output_len"] for row in document["requests"]))
-    flying, now, idle = deque[Flying](), 0, 0
+    flying, now, idle, sorts = deque[Flying](), 0, 0, 0
+
+    def shuffle(waiting: list[Any]) -> None:
+        nonlocal sorts
+        sorts += 1
+        waiting.sort(key=lambda req: mixed(mixed(req.number) ^ mixed(sorts)))
+
+    engine("managers.schedule_policy").random = SimpleNamespace(shuffle=shuffle)
     while (flying or not all(req.finished() for req in coming.reqs)) and idle <= IDLE_LIMIT:
-        arrived = []
+        arrived, CLOCK[0] = [], now / TICKS
         for req in coming.arrived(now):
             s._add_request_to_queue(req)
             arrived.append(req.rid)
@@ -454,6 +524,8 @@ def run(document: Json, witness: Witness) -> Iterator[Json]:
             s.new_token_ratio_tracker.reset()
             now, idle = (max(now, coming.heap[0][0]), 0) if coming.heap else (now, idle + 1)
         s.last_batch = batch
+    if s.waiting_queue:
+        raise RuntimeError("goes on for ever")
 
 
 def in_seconds(step: Json) -> Json:
@@ -465,6 +537,7 @@ def main() -> None:
     """Answer standard input."""
     sys.path.insert(0, sys.argv[1])
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
+    time.perf_counter = look_at_clock
     stand_ins.install(ABSENT, absent_for="transformers", optional=OPTIONAL)
     torch = importlib.import_module("torch")
     stand_ins.pretend_versions()

@@ -7,6 +7,9 @@ from benchmarks.drift.sessions import make_sessions
 
 Json = dict[str, Any]
 
+ORDERS = ("fcfs", "fcfs", "lpm", "lof", "dfs-weight", "hrrn", "shortest-prefill-first", "random", "routing-key")
+KEYS = ("", "a", "b", "c")
+
 
 def workload(draw: random.Random) -> Json:
     """The input of a recording."""
@@ -22,7 +25,7 @@ def workload(draw: random.Random) -> Json:
         "max_total_tokens": longest + 2 * page + draw.choice([2, 50, 200, 1000, 3000]),
         "chunked_prefill_size": draw.choice([-1, 64, 128, 256, 512]),
         "max_prefill_tokens": draw.choice([200, 1000, 4096]),
-        "schedule_policy": draw.choice(["fcfs", "fcfs", "lpm", "lof", "dfs-weight", "hrrn", "shortest-prefill-first"]),
+        "schedule_policy": draw.choice(ORDERS),
         "disable_radix_cache": draw.random() < 0.3,
         "schedule_conservativeness": draw.choice([1.0, 0.3, 0.05]),
         "enable_mixed_chunk": draw.random() < 0.3,
@@ -36,6 +39,8 @@ def workload(draw: random.Random) -> Json:
         config["declared_max_new_tokens"] = longest_output + draw.choice([0, 1, longest_output])
         config["max_total_tokens"] += 2 * longest_output
     config |= _rare(draw, not config["disable_radix_cache"])
+    if not config["disable_overlap_schedule"] and not config["ignore_eos"] and draw.random() < 0.5:
+        config |= _delayer(draw)
     if (
         not config["disable_radix_cache"]
         and config.get("radix_eviction_policy", "lru") == "lru"
@@ -60,6 +65,8 @@ def _requests(draw: random.Random, longest_output: int, priorities: bool) -> lis
             row["prompt_len"] += sum(tokens for _, tokens in row["prefix"])
         if priorities:
             row["priority"] = draw.randint(0, 6)
+        if draw.random() < 0.7:
+            row["routing_key"] = draw.choice(KEYS)
         rows.append(row)
     return rows
 
@@ -76,6 +83,17 @@ def _rare(draw: random.Random, radix: bool) -> Json:
         found["min_free_slots"] = draw.choice([2, 3, 8])
     if radix and draw.random() < 0.4:
         found["radix_eviction_policy"] = draw.choice(["lfu", "slru", "priority", "fifo", "filo", "mru"])
+    return found
+
+
+def _delayer(draw: random.Random) -> Json:
+    """Of one rank, which waits for seats or for more requests."""
+    found: Json = {"enable_prefill_delayer": True, "prefill_delayer_max_delay_passes": draw.choice([1, 4, 30])}
+    if draw.random() < 0.4:
+        found["prefill_delayer_token_usage_low_watermark"] = draw.choice([0.2, 0.6])
+    if draw.random() < 0.5:
+        found["prefill_delayer_queue_min_ratio"] = draw.choice([0.2, 0.5, 1.0])
+        found["prefill_delayer_max_delay_ms"] = draw.choice([50.0, 300.0, 5000.0])
     return found
 
 

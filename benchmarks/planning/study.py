@@ -3,8 +3,9 @@
 DeepSeek-V3 on up to 256 H200s as prefill and decode pools, output tokens of good requests (first token within 1 s, 50
 ms per token) for each GPU and second: ai-dynamo/aisimulate, examples/sweeper/nvopt-ragpulse/01-static.yaml, which has
 these axes. TRACE is a day of RAGPulse in several copies, made by ``shared/prototypes/study/mktrace.py COPIES OUT``.
-Prints the best, how many deployments each rule closed, CPU seconds and memory; ``--certificate`` keeps what
-``tests/plan/answer/checker.py`` checks; ``--random N`` also tries N deployments that are drawn at random.
+Each engine has to beat those before. Prints the best, how many deployments each rule closed, CPU seconds and memory;
+``--certificate`` keeps what ``tests/plan/answer/checker.py`` checks; ``--random N`` also tries N deployments that are
+drawn at random.
 """
 
 import argparse
@@ -163,10 +164,13 @@ def main() -> None:
     given = parser.parse_args()
     question = Question(load_trace(given.trace), slo=SLO(ttft=1.0, tpot=0.05), attainment=NO_MINIMUM)
     team = processes(given.workers) if given.workers > 1 else in_turn()
+    best = 0.0
     for engine in given.engines:
         whole = space(engine, given.max_gpus, not given.only_nodes)
         stop = partial(passed, time.monotonic() + given.time_limit)
-        answer = search_pools(whole, question, Goodput(whole.constraints), team=team, stop=stop, said=Watch().said)
+        goal, said = Goodput(whole.constraints), Watch().said
+        answer = search_pools(whole, question, goal, team=team, stop=stop, said=said, to_beat=best)
+        best = max(best, answer.best.promise if answer.best is not None else 0.0)
         show(engine, answer)
         if given.random and answer.closed is not None:
             print(f"  {given.random:,} at random: {at_random(whole, answer.closed, light(question), given.random):.3f}")

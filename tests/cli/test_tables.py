@@ -7,7 +7,7 @@ import pytest
 from rich.text import Text
 
 from windtunnel.cli import DONE, WRONG, main
-from windtunnel.cli.tables import FORM, comma_separated, markdown
+from windtunnel.cli.tables import FORM, brief, comma_separated, markdown
 from windtunnel.cli.terminal import facts_grid, table
 
 PARTS = (
@@ -39,6 +39,20 @@ def test_markdown_has_tables_lists_and_quotes() -> None:
         "- **cost**: $1.00/h\n- **next**: one; two",
         "> note: a remark\n",
     ]
+
+
+def test_a_chat_gets_sentences_a_small_table_and_what_it_costs() -> None:
+    assert brief(PARTS) == "A verdict in two lines\nname (tokens): a|b 1,336; c, d 5,444-7,324\ncost $1.00/h\n"
+
+
+def test_a_run_in_brief_has_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN[:-1], "--format", "brief"]) == DONE
+    first, verdict, latencies, load, cost = capsys.readouterr().out.splitlines()
+    assert first.startswith("Qwen/Qwen3-8B on 1 × H100 SXM")
+    assert verdict.startswith("✓ GOAL MET") and "On a real server expect" in verdict
+    assert latencies.startswith("latency, ms (p50 / p90 / p99 / p99 on a real server): first token (TTFT) ")
+    assert load.startswith("load ") and "; throughput " in load
+    assert cost.startswith("cost $") and "; confidence " in cost
 
 
 def test_a_spreadsheet_reads_numbers_as_numbers() -> None:

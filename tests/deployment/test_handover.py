@@ -65,7 +65,14 @@ def test_names() -> None:
 
 DEFAULTS = {
     **{"transfer": "none", "first_token": "prefill", "gate": "after_prefill", "reserved_decode_tokens": 0},
-    **{"reservation": "memory", "max_local_prefill_length": 0, "proxy": 0.0, "lease": None, "timeout": None},
+    **{
+        "reservation": "memory",
+        "polling_interval": 1,
+        "max_local_prefill_length": 0,
+        "proxy": 0.0,
+        "lease": None,
+        "timeout": None,
+    },
     "on_expiry": "wait",
 }
 """vLLM: VLLM_NIXL_ABORT_REQUEST_TIMEOUT and the leases of its connectors; SGLang: SGLANG_DISAGGREGATION_*_TIMEOUT and

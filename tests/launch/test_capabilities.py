@@ -228,6 +228,43 @@ def test_prompts_come_back_from_host_memory_beside_the_layers(store: Store | Non
     assert copied < again < copied + 0.2 * first
 
 
+@pytest.mark.parametrize(("third", "found"), [((1, 2), [8192, 8192]), ((2, 1), [0, 0])])
+def test_every_rank_of_attention_has_host_memory_of_its_own(third: tuple[int, int], found: list[int]) -> None:
+    """``--hicache-size`` GB for each GPU's process. Two prompts at once go to two ranks, each of which keeps one prompt
+    on its GPU and has it on its host after another one; what the other rank has on its host is computed again."""
+    flags = "--dp 2 --enable-dp-attention --enable-hierarchical-cache --hicache-size 4 --max-total-tokens 20000"
+    line = f"python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2 {flags} --chunked-prefill-size 16416"
+    said = reading(f"{line} --context-length 16384")
+    assert said.stores == ("tier=host capacity=8000000000",)
+    one = Pool(load_model("Qwen/Qwen3-8B"), device("h100"), Engine(**said.settings), stores=(Store.of(said.stores[0]),))
+    prompts = ((1, 2), (3, 4), (5, 6), third)
+    asked = Workload.from_columns(
+        arrival=[10.0 * k for k in range(4) for _ in range(2)],
+        prompt_tokens=[8208] * 8,
+        output_tokens=2,
+        hash_ids=[[100 * each + block for block in range(16)] for pair in prompts for each in pair],
+        hash_block_size=512,
+    )
+    requests = simulate(Deployment((one,)), asked, perf="modelled").requests
+    assert requests.lane.tolist() == [0, 1] * 4
+    assert requests.cached_tokens.tolist() == [0] * 6 + found
+
+
+def test_drafts_without_an_acceptance_length_shorten_the_time_of_a_token_by_that_of_the_table() -> None:
+    line = "sglang serve --model-path Qwen/Qwen3-8B --context-length 8192 --speculative-algorithm EAGLE3"
+    said = reading(f"{line} --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4")
+    length = said.settings["acceptance_length"]
+    assert length == 2.88  # three drafts of Kimi-K2's head, which stands for heads that were not measured
+
+    def tpot(accepted: float) -> float:
+        engine = Engine(**{**said.settings, "acceptance_length": accepted})
+        one = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine),))
+        requests = Workload.from_columns(prompt_tokens=[512] * 8, output_tokens=401, max_concurrency=1)
+        return summary(simulate(one, requests, perf="modelled")).latencies["tpot"].mean
+
+    assert tpot(1.0) / tpot(length) == pytest.approx(length, rel=0.02)
+
+
 def test_adapters_take_memory_and_their_products_time() -> None:
     """Of Llama-2-7B all adapters of rank 64 are 159,907,840 numbers (as PEFT counts them for all linear layers); over 2
     GPUs what is whole on each stays. A token reads one, many tokens all of them, in 8 launches a layer."""
@@ -318,7 +355,8 @@ def test_the_attention_kernel_that_is_named_is_timed_where_it_was_measured() -> 
     notes = {key: [note for note in found.notes if "flashinfer" in note] for key, found in times.items()}
     assert not notes["32B", "flashinfer"]
     assert (
-        "decode attention heads=32/8×128: no kernel of flashinfer was measured: trtllm_mha" in notes["8B", "flashinfer"]
+        "decode attention heads=32/8×128: no kernel of flashinfer was measured: trtllm_mha stands for it"
+        in notes["8B", "flashinfer"]
     )
     refused = reading("vllm serve Qwen/Qwen3-8B --attention-backend ROCM_AITER_FA").not_simulated
     assert [(word.flag, word.kernel) for word in refused] == [("--attention-backend", True)]

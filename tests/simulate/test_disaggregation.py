@@ -70,6 +70,13 @@ def test_parts_of_the_time_to_first_token_add_up_to_the_bit(preset: str) -> None
         assert (run.handovers.ttft_transfer[run.requests.output_tokens > 1] > 0).all()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("preset", ENGINES)
+def test_sessions_pass_from_one_side_to_the_other(preset: str) -> None:
+    load = generate(Gamma(30.0, 0.5), LENGTHS, 20, seed=1)
+    with_sessions = replace(load, session=np.arange(20), think_time=np.zeros(20))
+    assert (served(pools(preset), with_sessions).requests.status == FINISHED).all()
+
+
 def test_a_decode_replica_that_is_full_makes_the_others_wait() -> None:
     """SGLang keeps 512 tokens for each request: 4,800 tokens of memory are soon too few."""
     burst = replace(generate(Gamma(30.0, 0.5), LENGTHS, 40, seed=2), max_concurrency=20)

@@ -97,5 +97,5 @@ def test_a_store_names_its_pool() -> None:
     assert stores(f"{host} pool=d generated=true") == [[], ["host"]]
     with pytest.raises(InputError, match="store: unknown pool 'decode': known: all, d, p"):
         stores(f"{host} pool=decode")
-    with pytest.raises(InputError, match=r"stores: simulated with vLLM's v1 scheduler .*, not with"):
+    with pytest.raises(InputError, match=r"stores: not simulated with this scheduler, but with vLLM's v1 scheduler"):
         wt.simulate("Qwen/Qwen3-8B", **load, **pools, store=f"{host} pool=d", engine="sglang-0.5")

@@ -30,8 +30,8 @@ Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group
 class Screen:
     """How results are printed."""
 
-    format: Literal["text", "md", "csv"] = "text"
-    """Text for a terminal, Markdown for a pull request (md), or the tables as CSV."""
+    format: Literal["text", "md", "csv", "brief"] = "text"
+    """Text for a terminal, Markdown for a pull request (md), the tables as CSV, or a few lines for a chat (brief)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tables for other programs: what a screen shows, as Markdown for a pull request or as CSV for a spreadsheet."""
+"""Other forms of what a screen shows: Markdown for a pull request, CSV for a spreadsheet, a few lines for a chat."""
 
 import csv
 import io
@@ -13,9 +13,18 @@ if TYPE_CHECKING:
 
 FORM: ContextVar[str] = ContextVar("form", default="text")
 """The form in which tables are printed: text for a terminal, or one of FORMS."""
-FORMS = ("md", "csv")
-"""Markdown, and comma-separated values."""
+FORMS = ("md", "csv", "brief")
+"""Markdown, comma-separated values, and the few lines that a chat has room for."""
+IN_BRIEF = (("goal", "capacity"), ("load", "throughput"), ("cost", "confidence"))
+"""The facts that are told in brief, a line for each pair."""
+MOST_COLUMNS, MOST_ROWS = 6, 4
+"""Of a table that is told in brief."""
 GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+
+
+def in_form(form: str, parts: "Sequence[Table | Text | str]") -> str:
+    """The text of one of FORMS."""
+    return {"md": markdown, "csv": comma_separated, "brief": brief}[form](parts)
 
 
 def markdown(parts: "Sequence[Table | Text | str]") -> str:
@@ -31,6 +40,23 @@ def markdown(parts: "Sequence[Table | Text | str]") -> str:
             text = " ".join((part.plain if isinstance(part, Text) else part).split())
             blocks.append(f"> {text}" if isinstance(part, Text) else text)
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def brief(parts: "Sequence[Table | Text | str]") -> str:
+    """What was asked, the answer, the first table if it is small, and the facts that matter: a line each."""
+    from rich.table import Table
+
+    said = [" ".join(part.split()) for part in parts if isinstance(part, str) and part.strip()]
+    lines = [*said[:1], " ".join(text if text.endswith((".", ":")) else f"{text}." for text in said[1:])]
+    tables = [part for part in parts if isinstance(part, Table)]
+    first = next((one for one in tables if one.show_header), None)
+    if first and len(first.columns) <= MOST_COLUMNS:
+        name, *columns = (" ".join(str(column.header).split()) for column in first.columns)
+        rows = (f"{cells[0].strip(' █')} {' / '.join(cells[1:])}" for cells in list(_rows(first))[:MOST_ROWS])
+        lines.append(" ".join(f"{name} ({' / '.join(columns)}): {'; '.join(rows)}".split()))
+    facts = {name.strip(): " ".join(text.split()) for one in tables if not one.show_header for name, text in _rows(one)}
+    lines += ["; ".join(f"{name} {facts[name]}" for name in pair if name in facts) for pair in IN_BRIEF]
+    return "".join(f"{line}\n" for line in lines if line)
 
 
 def comma_separated(parts: "Sequence[Table | Text | str]") -> str:

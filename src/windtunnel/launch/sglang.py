@@ -3,7 +3,7 @@
 Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.py.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.deployment.presets import preset
@@ -21,6 +21,7 @@ from windtunnel.launch.vllm import (
     moe_backend,
     quantization,
 )
+from windtunnel.policy.sglang import Order
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
@@ -45,9 +46,14 @@ SCHEDULER: dict[str, tuple[str, Any]] = {
     "enable-priority-scheduling": ("enable_priority_scheduling", False),
     "schedule-low-priority-values-first": ("schedule_low_priority_values_first", False),
     "priority-scheduling-preemption-threshold": ("priority_scheduling_preemption_threshold", 10),
+    "enable-prefill-delayer": ("enable_prefill_delayer", False),
+    "prefill-delayer-max-delay-passes": ("prefill_delayer_max_delay_passes", 30),
+    "prefill-delayer-token-usage-low-watermark": ("prefill_delayer_token_usage_low_watermark", 0.0),
+    "prefill-delayer-queue-min-ratio": ("prefill_delayer_queue_min_ratio", 0.0),
+    "prefill-delayer-max-delay-ms": ("prefill_delayer_max_delay_ms", 5000.0),
 }
 """Flags → settings of its scheduler, and their defaults (server_args.py of 0.4.6 and 0.5.23)."""
-POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
+POLICIES = get_args(Order)
 DRAFTS = 3
 """Steps of a draft where the line names an algorithm alone (auto_choose_speculative_params for DeepSeek and Llama)."""
 SMALL, LARGEST = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16)), 512

@@ -39,10 +39,13 @@ from windtunnel.workload import Workload, head
 
 KEPT_TABLES = 4
 """Pools whose tables a process keeps at hand: the trials of a candidate come one after the other."""
+KEPT_OF_SIDES = 48
+"""The same of prefill and decode pools."""
 Tables = Sequence[Tabulated]
 T = TypeVar("T")
 
 _kept: dict[str, Tables] = {}
+_of_sides: dict[str, Tabulated] = {}
 _databases: dict[tuple[str, str, str, str], Database | None] = {}
 _predictors: dict[str, Predictor] = {}
 _sharing: dict[str, Predictor] = {}
@@ -120,9 +123,20 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
     key = f"{perf} {pools or deployment_key(deployment, perf)}"
 
     def made() -> Tables:
-        return [tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf)) for pool in deployment.pools]
+        return [_table_of(pool, perf) for pool in deployment.pools]
 
     return _of_the_last(_kept, key, made)
+
+
+def _table_of(pool: Pool, perf: str) -> Tabulated:
+    """The tables of a pool; those of one side of pairs are kept, since it comes back with many of the other side."""
+
+    def made() -> Tabulated:
+        return tabulate(pool, perf, cache_folder(), predictor=_predictor(pool, perf))
+
+    if pool.role == "mixed":
+        return made()
+    return _of_the_last(_of_sides, f"{perf} {_pool_key(pool, perf)}", made, KEPT_OF_SIDES)
 
 
 def tables_to_bound(question: Question, deployment: Deployment) -> Tables:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, Self
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings
 
-Order = Literal["fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first"]
+Order = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "hrrn", "shortest-prefill-first", "routing-key"]
 Eviction = Literal["lru", "lfu", "slru", "priority", "fifo", "filo", "mru"]
-OLD: Mapping[str, frozenset[str]] = {"schedule_policy": frozenset({"fcfs", "lpm", "dfs-weight", "lof"})}
+OLD: Mapping[str, frozenset[str]] = {"schedule_policy": frozenset({"fcfs", "lpm", "dfs-weight", "lof", "random"})}
 """Values that 0.4.6 has of settings with more values since."""
 
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -25,6 +25,10 @@ LEAST = {
     "prefill_decode_interval_min_bs": 0,
     "min_free_slots_delay": 0,
     "priority_scheduling_preemption_threshold": 0,
+    "prefill_delayer_max_delay_passes": 1,
+    "prefill_delayer_token_usage_low_watermark": 0,
+    "prefill_delayer_queue_min_ratio": 0,
+    "prefill_delayer_max_delay_ms": 0,
 }
 """The smallest value of each."""
 NEWER = frozenset(LEAST) - {"pipeline_parallel_size"} | {
@@ -33,6 +37,7 @@ NEWER = frozenset(LEAST) - {"pipeline_parallel_size"} | {
     "enable_priority_scheduling",
     "schedule_low_priority_values_first",
     "disable_priority_preemption",
+    "enable_prefill_delayer",
 }
 """What only 0.5.23 has here."""
 
@@ -59,8 +64,9 @@ class Sglang(Settings):
     max_prefill_tokens: int = 16384
     """Prompt tokens of one round, where the first request may exceed it."""
     schedule_policy: Order = "fcfs"
-    """First come first served, longest prefix match, depth first through the tree, longest output first; highest
-    response ratio, shortest prompt first (0.5)."""
+    """First come first served, longest prefix match, depth first through the tree, longest output first, drawn by the
+    seed of the run; highest response ratio, shortest prompt first, those whose routing key (their session) most running
+    requests have (0.5)."""
     radix_cache: bool = True
     """Prompts that share a beginning share its tokens, and what ended stays until room is needed."""
     schedule_conservativeness: float = 1.0
@@ -99,6 +105,18 @@ class Sglang(Settings):
     """A request that finds no seat sends those back whose priority differs by more than this."""
     disable_priority_preemption: bool = False
     """None is sent back for that."""
+    enable_prefill_delayer: bool = False
+    """Ranks of attention let prompts run together: when all have one, and then when as many seats are free as a round
+    with prompts had lately."""
+    prefill_delayer_max_delay_passes: int = 30
+    """Prompts are held fewer rounds in a row than this."""
+    prefill_delayer_token_usage_low_watermark: float = 0.0
+    """None are held while a rank that has one uses less than this share of its memory."""
+    prefill_delayer_queue_min_ratio: float = 0.0
+    """They are also held while fewer requests wait than this share of those that run, or than a round with prompts had
+    lately, if that is less; 0: no such rule."""
+    prefill_delayer_max_delay_ms: float = 5000.0
+    """At most so long for that."""
 
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
@@ -134,6 +152,10 @@ class Sglang(Settings):
             raise InputError("schedule_policy='shortest-prefill-first': needs the radix cache")
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
             raise InputError("retraction_policy='priority': needs enable_priority_scheduling")
+        if self.enable_prefill_delayer and not self.async_scheduling:
+            raise InputError("enable_prefill_delayer: needs the overlap schedule, and so no pipeline")
+        if self.enable_prefill_delayer and self.exact_release:
+            raise InputError("enable_prefill_delayer: not simulated with ignore_eos without the radix cache")
 
     @property
     def async_scheduling(self) -> bool:
@@ -198,8 +220,8 @@ class Sglang(Settings):
             )
 
     def in_role(self, role: str) -> Self:
-        """Decode servers keep no radix cache (server_args.py: ``disable_radix_cache``)."""
-        return replace(self, radix_cache=False) if role == "decode" else self
+        """Decode servers keep no radix cache (server_args.py: ``disable_radix_cache``), and delay no prompts."""
+        return replace(self, radix_cache=False, enable_prefill_delayer=False) if role == "decode" else self
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """The settings of an engine with these arguments; max_num_batched_tokens is its chunked_prefill_size."""

@@ -100,6 +100,7 @@ def demand(
     """The columns of these requests, in this order: arrivals in any unit, tokens really generated and declared."""
     n = len(rows)
     answers = any(row.answer for row in rows)
+    keys = ["", *sorted({row.routing_key for row in rows} - {""})]
     return Demand(
         arrival=np.array(arrival, dtype=np.float64),
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
@@ -113,6 +114,7 @@ def demand(
         priority=np.array([row.priority for row in rows], dtype=np.int64),
         adapter=np.array([row.adapter for row in rows], dtype=np.int64),
         images=images_of(rows),
+        sessions=np.array([keys.index(row.routing_key) - 1 for row in rows], dtype=np.int64),
         hash_ids=None if answers else hash_ids([row.tokens for row in rows], block_size),
         hash_block_size=block_size,
         begins=tree(begins_of(rows)) if answers else None,

@@ -10,7 +10,10 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 
 NEEDED = ("id", "prompt_len", "output_len")
-REQUEST_KEYS = (*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session", "lora", "images")
+REQUEST_KEYS = (
+    *(*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session"),
+    *("lora", "images", "routing_key"),
+)
 TICKS_PER_SECOND = 10_000_000
 """Recorded times are multiples of 100 ns: kept as integers they add exactly."""
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
@@ -37,6 +40,8 @@ class RecordedRequest:
     """Number of its LoRA adapter, from 1 on; 0: the base model."""
     images: tuple[tuple[int, int, str], ...] = ()
     """Inputs of an encoder: (place in the prompt, embeddings, name of the contents)."""
+    routing_key: str = ""
+    """By which SGLang's policy of that name sorts; empty: none."""
     answer: tuple[int, ...] = field(default=(), repr=False)
     """Those of its output, where a later prompt may begin with them."""
     after: tuple[int, ...] = ()
@@ -157,6 +162,7 @@ def _request(
         think_time=round(row.get("think_time", 0) * TICKS_PER_SECOND),
         adapter=adapter,
         images=images,
+        routing_key=str(row.get("routing_key") or ""),
     )
 
 

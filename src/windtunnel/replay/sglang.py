@@ -54,6 +54,11 @@ SINCE_0_5: Record = {
     "prefill_decode_interval_min_bs": 0,
     "radix_eviction_policy": "lru",
     "retraction_policy": "default",
+    "enable_prefill_delayer": False,
+    "prefill_delayer_max_delay_passes": 30,
+    "prefill_delayer_token_usage_low_watermark": 0.0,
+    "prefill_delayer_queue_min_ratio": 0.0,
+    "prefill_delayer_max_delay_ms": 5000.0,
 }
 """Those of 0.5.23 by the names of ``policy.Sglang``."""
 OF_THE_RECORDER: Record = {
@@ -154,6 +159,7 @@ class Scheduler(Lane):
         self.retractions = [0] * len(rows)
         names = sorted(range(len(rows)), key=lambda r: rows[r].id)
         self.columns["name"][names] = range(len(rows))
+        self.pool["delay_most"] *= TICKS_PER_SECOND
         self.pool["looks"] = 1  # the recorder's loop looks at an idle engine again when something arrives
         if config["chunked_prefill_size"] > 0:  # which may be less than max_running_requests here
             self.pool["chunk_limit"] = config["chunked_prefill_size"]

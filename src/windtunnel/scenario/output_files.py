@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 Format = Literal[
-    "text", "md", "csv", "scripts", "docker", "systemd", "kubernetes", "leaderworkerset", "llm-d", "kserve", "dynamo"
-]
+    "text", "md", "csv", "brief", "scripts", "docker", "systemd", "kubernetes", "leaderworkerset", "llm-d", "kserve",
+    "dynamo",
+]  # fmt: skip
 """How results are printed, or what files that start a deployment are."""
-PRINTED = ("text", "md", "csv")
+PRINTED = ("text", "md", "csv", "brief")
 """Those of the screen; files are then scripts."""
 FOLDERS = ("launch", "planner_profile")
 """Outputs that are several files in a folder."""
@@ -33,8 +34,9 @@ class Launched:
     launch: Path | None = None
     """Folder for the files that start the deployment, of a plan the winner, and the router before it."""
     format: Format = "text"
-    """Print text for a terminal, Markdown for a pull request (md), or tables as CSV; or what the files of --launch are:
-    shell scripts for nodes (the default), Compose files, units, or manifests of a cluster."""
+    """Print text for a terminal, Markdown for a pull request (md), tables as CSV, or a few lines for a chat (brief); or
+    what the files of --launch are: shell scripts for nodes (the default), Compose files, units, or manifests of a
+    cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ def small_case(seed: int) -> SglangCase:
 
     seqs, chunked, longest = pick(1, 2, 4, 8, 16, 40), pick(False, True), 200
     newer, radix = pick(False, True), pick(False, True)
-    orders = ("fcfs", "lpm", "dfs-weight", "lof", *(("hrrn", "shortest-prefill-first") if newer and radix else ()))
+    of_both = ("fcfs", "lpm", "dfs-weight", "lof", "random")
+    orders = (*of_both, *(("hrrn", "shortest-prefill-first", "routing-key") if newer and radix else ()))
     policy = Sglang(
         version="0.4.6",
         chunked_prefill=chunked,
@@ -59,6 +60,8 @@ def small_case(seed: int) -> SglangCase:
     policy = replace(
         policy, schedule_policy=pick(*(orders if not policy.enable_priority_scheduling else ("fcfs", "lof")))
     )
+    if newer and policy.async_scheduling and not policy.exact_release:
+        policy = replace(policy, **delayer(pick))
     limits = Limits(seqs, longest, longest, int(rng.integers(8, 121)), pick(1, 4))
     budget = seqs + pick(1, 5, 40, 200) if chunked else policy.longest_round(limits)
     limits = replace(limits, max_num_batched_tokens=budget)
@@ -118,6 +121,17 @@ def newer_settings(pick: Any) -> dict[str, Any]:
     }
 
 
+def delayer(pick: Any) -> dict[str, Any]:
+    """Ranks that wait for each other, for seats, or for more requests."""
+    return {
+        "enable_prefill_delayer": pick(False, False, True),
+        "prefill_delayer_max_delay_passes": pick(1, 4, 30),
+        "prefill_delayer_token_usage_low_watermark": pick(0.0, 0.0, 0.5),
+        "prefill_delayer_queue_min_ratio": pick(0.0, 0.5),
+        "prefill_delayer_max_delay_ms": pick(1000.0, 20_000.0),
+    }
+
+
 def small_pipeline(seed: int) -> SglangCase:
     """The same with two to four stages, and without what a pipeline does not have."""
     case, rng = small_case(seed), np.random.default_rng([seed, 1])
@@ -125,7 +139,8 @@ def small_pipeline(seed: int) -> SglangCase:
     assert isinstance(case.times, BatchTimes)
     seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
     sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
-    policy = replace(case.policy, enable_mixed_chunk=False, pipeline_parallel_size=stages)
+    without: dict[str, Any] = {"enable_mixed_chunk": False, "enable_prefill_delayer": False}
+    policy = replace(case.policy, **without, pipeline_parallel_size=stages)
     return replace(case, tiers=(), policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
 
 
@@ -158,6 +173,7 @@ def by_core(case: SglangCase, jumps: bool = True) -> Record:
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,
         priority=case.priority,
+        sessions=np.arange(n) % 4 - 1,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
     fleet = replace(fleet, tiers=(case.tiers,)) if case.tiers else fleet

@@ -88,7 +88,7 @@ def test_what_the_core_lacks_is_named() -> None:
 def test_schedulers_without_stores_are_named(policy: VllmV1) -> None:
     case = stored_case(SHARED)
     fleet = replace(case.fleet, policies=(policy,) * len(case.fleet.policies))
-    with pytest.raises(InputError, match="stores: simulated with vLLM's v1 scheduler"):
+    with pytest.raises(InputError, match="stores: not simulated with this scheduler"):
         run(fleet, case.demand, 0, case.uniforms)
 
 

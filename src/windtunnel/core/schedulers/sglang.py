@@ -21,9 +21,18 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipelines.stages import pipes
-from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import IDLE, IGNORED, NONE, QUEUED, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
-from windtunnel.core.schedulers.sglang_admission import admit, places
+from windtunnel.core.schedulers.sglang_admission import admit, open_round
+from windtunnel.core.schedulers.sglang_delayer import (
+    WINDOW,
+    is_held_off,
+    may_prefill,
+    negotiate,
+    note_usage,
+    observe,
+    spread_interval,
+)
 from windtunnel.core.schedulers.sglang_disaggregation import (
     count_new,
     join,
@@ -36,9 +45,9 @@ from windtunnel.core.schedulers.sglang_disaggregation import (
 )
 from windtunnel.core.schedulers.sglang_memory import (
     BEYOND,
-    NO_SPACE_FOR_ONE,
     allocate_decodes,
     allocate_prompts,
+    check,
     close_up,
     drop_ended,
     due,
@@ -53,8 +62,8 @@ from windtunnel.core.schedulers.sglang_memory import (
     retract,
     take_pages,
 )
-from windtunnel.core.schedulers.sglang_tree.loads import set_host, waits
-from windtunnel.core.schedulers.sglang_tree.radix import EVICTION, LEFT, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_tree.loads import room, set_host, waits
+from windtunnel.core.schedulers.sglang_tree.radix import EVICTION, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_tree.radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_turns import (
     LANE_FIELDS,
@@ -71,18 +80,19 @@ from windtunnel.core.schedulers.sglang_turns import (
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first
 from windtunnel.core.texts.owners import begins
-from windtunnel.errors import InputError
 
 __all__ = [
     "LANE_FIELDS",
     "POOL_FIELDS",
     "REQUEST_FIELDS",
+    "check",
     "given_tokens",
     "join",
     "latest_end",
     "let_go",
     "may_stage",
     "occupied",
+    "room",
     "stage",
     "unstage",
 ]
@@ -107,6 +117,8 @@ class Extra(NamedTuple):
     """[2, longest list] by which the queue is sorted."""
     fault: Array
     """[3] what made the engine die, and two numbers for the message."""
+    recent: Array
+    """[lanes, 16] sizes of the latest rounds with prompts; see ``sglang_delayer``."""
     turns: Any
     """MicroBatches of the stages of pipelines, or None where there are none."""
 
@@ -124,8 +136,11 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     lanes["evicts"] = np.array([EVICTION[policy.radix_eviction_policy] for policy in fleet.policies])[pool_of_lane]
     requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     requests["node"], requests["name"] = NONE, np.arange(len(requests))
+    pools["seed"] = fleet.seed
     if demand.priority is not None:
         requests["priority"] = demand.priority
+    if demand.sessions is not None:
+        requests["key"] = np.resize(demand.sessions, len(requests)) + 1  # pools have a row for each side
     seats = int(pools["max_num_seqs"].max())
     lanes["table"] = np.arange(len(lanes))
     staged = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
@@ -135,6 +150,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         scratch=np.zeros((3, max(len(requests), 2 * seats) + 2), dtype=np.int64),
         keys=np.zeros((2, len(requests) + 2)),
         fault=np.zeros(3, dtype=np.int64),
+        recent=np.zeros((len(lanes), WINDOW), dtype=np.int64),
         turns=micro_batches(pipes(fleet, lanes), lanes) if staged else None,
     )
 
@@ -164,41 +180,10 @@ def with_more_room(extra: Extra) -> Extra:
     return extra if extra.tree is None else extra._replace(tree=with_more_nodes(extra.tree))
 
 
-def check(state: State) -> None:
-    """Raise InputError if the engine died on the way."""
-    fault = state.extra.fault
-    if fault[0] == NO_SPACE_FOR_ONE:
-        raise InputError(f"max_total_tokens={fault[1]}: no space left for only one request: SGLang stops, give more")
-    if fault[0]:
-        totals = " or ".join(map(str, sorted(set(state.pools["num_blocks"].tolist()))))
-        raise InputError(
-            f"max_total_tokens={totals}: SGLang runs out of memory ({fault[1]} tokens wanted, "
-            f"{fault[2]} free) and stops: give it more, or a larger schedule_conservativeness"
-        )
-
-
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Put an arriving request at the end of the queue."""
     queue_up(lane, state.requests, r)
-
-
-@part
-def has_nodes(tree: Any, wanted: int) -> bool:
-    """Whether so many nodes are free."""
-    if tree is None:
-        return True
-    return tree.room[LEFT] >= wanted
-
-
-@part
-def room(state: State, pool: Pool, group: Group) -> bool:
-    """Whether the trees can take what a step adds: a leaf and three splits for each that ends or is admitted, and three
-    for one that waits and is looked at."""
-    wanted = 0
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        wanted += 12 * pool.max_num_seqs + 3 * state.lanes[i].waiting + 8
-    return has_nodes(state.extra.tree, wanted)
 
 
 @part
@@ -211,28 +196,9 @@ def seated(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in
 
 
 @part
-def may_prefill(extra: Extra, pool: Pool, lane: Lane) -> bool:
-    """Whether a prefill round is worth a look."""
-    # A prefill pool has no decodes that would look again (srt/disaggregation/prefill.py).
-    if pool.role == PREFILL or pool.preempts or (pool.newer and lane.top == 0):
-        lane.full = 0
-    if lane.chunked != NONE:
-        return True
-    if lane.full or lane.head == NONE:
-        return False
-    free = places(pool, lane, extra.turns)
-    if lane.top > 0 and free < pool.slots_at_once:
-        return False
-    if free <= 0 and not pool.preempts:
-        lane.full = 1
-        return False
-    return True
-
-
-@part
 def prefill(state: State, extra: Extra, pool: Pool, lane: Lane, seats: Array, start: float) -> bool:
     """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
-    if not may_prefill(extra, pool, lane):
+    if not lane.opened:
         return False
     admit(extra.tree, extra, pool, lane, state.requests, seats, state.rows, start)
     lane.part_way = lane.chunked
@@ -290,20 +256,8 @@ def decode(state: State, extra: Extra, pool: Pool, lane: Lane, seats: Array) -> 
 
 
 @part
-def is_held_off(pool: Pool, lane: Lane) -> bool:
-    """Whether no prompt may run in this round, for one ran a few rounds ago (``_should_defer_prefill``)."""
-    if lane.interval_left == 0:
-        return False
-    if lane.top < pool.interval_from:
-        lane.interval_left = 0
-        return False
-    lane.interval_left -= 1
-    return True
-
-
-@part
-def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
-    """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
+def look_for_prompts(state: State, pool: Pool, i: int, start: float) -> None:
+    """Begin the next round of lane ``i``, up to the first prompt that may be admitted."""
     extra, lane, requests = state.extra, state.lanes[i], state.requests
     seats = state.seats[lane.table]
     if lane.chunked != NONE:
@@ -316,7 +270,20 @@ def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
         if lane.top < before:
             lane.full = 0
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.loading = 0, 0, 0, 0
-    found = not is_held_off(pool, lane) and prefill(state, extra, pool, lane, seats, start)
+    note_usage(pool, lane)
+    lane.opened = not is_held_off(pool, lane) and may_prefill(extra, pool, lane)
+    if lane.opened:
+        open_round(extra.tree, extra, pool, lane, requests, seats, state.rows, start)
+
+
+@part
+def fill_round(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the round that was begun; False if it is idle."""
+    extra, lane = state.extra, state.lanes[i]
+    seats = state.seats[lane.table]
+    found = prefill(state, extra, pool, lane, seats, start)
+    if pool.delays:
+        observe(pool, lane, extra.recent[i], found)
     if found:
         lane.interval_left = pool.interval
     elif not extra.fault[0]:
@@ -325,6 +292,13 @@ def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
     lane.running = lane.outstanding - lane.waiting - lane.coming
     return found
+
+
+@part
+def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
+    look_for_prompts(state, pool, i, start)
+    return fill_round(state, pool, i, start)
 
 
 @part
@@ -458,13 +432,36 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
 
 
 @part
+def decide_together(state: State, pool: Pool, group: Group) -> bool:
+    """Decide the next round of every lane, where they agree when prompts enter; whether there is any."""
+    start, found = max(group.now, group.end), False
+    begin_boundary(group, state.lanes)
+    for _ in range(1 if group.end > group.now else pool.looks):
+        waits = False
+        for i in range(group.first_lane, group.first_lane + group.num_lanes):
+            look_for_prompts(state, pool, i, start)
+        negotiate(state, pool, group)
+        for i in range(group.first_lane, group.first_lane + group.num_lanes):
+            found |= fill_round(state, pool, i, start)
+            waits |= state.lanes[i].head != NONE
+        if found or not waits or state.extra.fault[0]:
+            break
+    return found
+
+
+@part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next round of every lane; returns whether there is any, and False."""
     fault = state.extra.fault
     if fault[0]:
         begin_boundary(group, state.lanes)
         return False, False
-    found, _ = steps.decide(state, pool, group, schedule)
+    if pool.delays:
+        found = decide_together(state, pool, group)
+    else:
+        found, _ = steps.decide(state, pool, group, schedule)
+    if pool.interval > 0 and group.num_lanes > 1:
+        spread_interval(state, pool, group)
     return found and not fault[0], False
 
 

@@ -26,12 +26,13 @@ from windtunnel.core.schedulers.sglang_memory import (
 )
 from windtunnel.core.schedulers.sglang_tree.host import FEWEST, load, offer_on_host
 from windtunnel.core.schedulers.sglang_tree.radix import LRU, Tree, common, descend, lock, renew, unlock
+from windtunnel.core.schedulers.vllm_v1.speculation import MASK, mixed
 from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk
 
 # The order of the queue (SchedulePolicy). It sorts for good: a queue keeps the order that one round gave it.
 
 
-FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL = range(6)
+FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL, RANDOM, ROUTING_KEY = range(8)
 ORDERS = {
     "fcfs": FCFS,
     "lpm": LPM,
@@ -39,6 +40,8 @@ ORDERS = {
     "lof": LOF,
     "hrrn": HRRN,
     "shortest-prefill-first": SHORTEST_PREFILL,
+    "random": RANDOM,
+    "routing-key": ROUTING_KEY,
 }
 
 MAX_MATCHED_QUEUE = 128
@@ -59,13 +62,17 @@ KEY, TIE = range(2)
 
 
 @part
-def order_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> bool:
+def order_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, keys: Array) -> bool:
     """Give the queue this round's order; whether every request was looked up in the tree for it."""
-    by_tree = pool.radix_cache and pool.order not in (FCFS, LOF)
+    sorts = pool.order in (LOF, RANDOM, ROUTING_KEY)
+    by_tree = pool.radix_cache and pool.order != FCFS and not sorts
     if pool.order in (LPM, HRRN):
         by_tree &= lane.waiting <= MAX_MATCHED_QUEUE
-    if by_tree or pool.order == LOF or (pool.by_priority and pool.order == FCFS):
-        sort_queue(tree, pool, lane, requests, scratch, keys, by_tree)
+    if pool.order == ROUTING_KEY:
+        sorts = have_keys(lane, requests, seats)
+    if by_tree or sorts or (pool.by_priority and pool.order == FCFS):
+        sort_queue(tree, pool, lane, requests, seats, scratch, keys, by_tree)
+        lane.shuffles += 1
     if tree is not None and pool.newer and pool.radix_cache and lane.evicts == LRU and not by_tree:
         refresh(tree, lane, requests, scratch)
     return by_tree
@@ -91,9 +98,11 @@ def refresh(tree: Tree, lane: Lane, requests: Array, scratch: Array) -> None:
 
 
 @compiled
-def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, by_tree: bool) -> None:
+def sort_queue(
+    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, keys: Array, by_tree: bool
+) -> None:
     """Sort the queue, equals in their order."""
-    count = list_queue(pool, lane, requests, scratch, keys)
+    count = list_queue(pool, lane, requests, seats, scratch, keys)
     if tree is not None and by_tree:
         match_queue(tree, pool, lane, requests, scratch, keys, count)
     if tree is not None and pool.order == DFS_WEIGHT:
@@ -123,7 +132,25 @@ def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Arra
 
 
 @part
-def list_queue(pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> int:
+def have_keys(lane: Lane, requests: Array, seats: Array) -> bool:
+    """Whether any running request has a routing key."""
+    found = False
+    for i in range(lane.top):
+        found |= requests[seats[WHO, i]].key > 0
+    return found
+
+
+@part
+def with_key(lane: Lane, requests: Array, seats: Array, key: int) -> int:
+    """Running requests with this routing key; 0 is none."""
+    count = 0
+    for i in range(lane.top):
+        count += 1 if key > 0 and requests[seats[WHO, i]].key == key else 0
+    return count
+
+
+@part
+def list_queue(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, keys: Array) -> int:
     """Write down the queue, and its keys as far as no tree is needed; returns its length."""
     count, r = 0, lane.head
     while r != NONE:
@@ -131,6 +158,11 @@ def list_queue(pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Ar
         keys[KEY, count] = -float(urgency(pool, requests[r])) if pool.by_priority else 0.0
         if pool.order == LOF:
             keys[TIE, count] = -float(requests[r].declared)
+        elif pool.order == RANDOM:
+            keys[KEY, count] = float(mixed(mixed((pool.seed + requests[r].name) & MASK) ^ mixed(lane.shuffles + 1)))
+        elif pool.order == ROUTING_KEY:
+            keys[KEY, count] = -float(with_key(lane, requests, seats, requests[r].key))
+            keys[TIE, count] = float(requests[r].key)
         else:
             keys[TIE, count] = float(requests[r].joined) if pool.order == FCFS else 0.0
         count += 1
@@ -465,27 +497,59 @@ def has_place(
 
 
 @part
+def ask(lane: Lane) -> None:
+    """A prompt may enter this round, if all ranks agree; see ``sglang_delayer``."""
+    lane.prefillable, lane.asked_running, lane.asked_waiting = 1, lane.top, lane.waiting
+
+
+@part
+def look_at(tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int) -> int:
+    """What becomes of the queue with its head ``r``: one that may be admitted is held in memory."""
+    if pool.newer and budgets(pool, lane) == STOP:
+        return STOP
+    if not has_place(extra, pool, lane, requests, seats, rows, r, lane.most):
+        return STOP
+    request = requests[r]
+    if tree is not None and pool.radix_cache and (pool.newer or not lane.matched):
+        look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
+    request.looked = request.prompt + request.generated
+    return judge(tree, pool, lane, requests, seats, extra.scratch, r)
+
+
+@part
+def open_round(
+    tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
+) -> None:
+    """Begin to fill the round: with the prompt that is part-way, or up to what becomes of the head of the queue."""
+    lane.most, lane.verdict = places(pool, lane, extra.turns) + lane.top, CONTINUE
+    open_budgets(pool, lane, seats)
+    lane.matched = order_queue(tree, pool, lane, requests, seats, extra.scratch, extra.keys)
+    lane.judged = 0
+    if lane.chunked != NONE:
+        ask(lane)
+        go_on(pool, lane, requests, seats, start)
+    elif lane.head != NONE:
+        lane.verdict, lane.judged = look_at(tree, extra, pool, lane, requests, seats, rows, lane.head), 1
+        if lane.verdict == CONTINUE:
+            ask(lane)
+
+
+@part
 def admit(
     tree: Any, extra: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
 ) -> None:
-    """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
-    most = places(pool, lane, extra.turns) + lane.top
-    open_budgets(pool, lane, seats)
-    matched = order_queue(tree, pool, lane, requests, extra.scratch, extra.keys)
-    if lane.chunked != NONE:
-        go_on(pool, lane, requests, seats, start)
-    verdict = CONTINUE
+    """Fill the round from the head of the queue; sets full and chunked."""
+    verdict = lane.verdict
     while lane.head != NONE and verdict == CONTINUE:
         r = lane.head
-        if pool.newer and budgets(pool, lane) == STOP:
-            break
-        if not has_place(extra, pool, lane, requests, seats, rows, r, most):
-            break
+        if not lane.judged:
+            verdict = look_at(tree, extra, pool, lane, requests, seats, rows, r)
+        lane.judged = 0
         request = requests[r]
-        if tree is not None and pool.radix_cache and (pool.newer or not matched):
-            look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
-        request.looked = request.prompt + request.generated
-        verdict = judge(tree, pool, lane, requests, seats, extra.scratch, r)
+        if verdict == CONTINUE and not lane.allowed:
+            verdict = STOP
+            if tree is not None and pool.radix_cache:
+                unlock(tree, lane, request.node)
         found = request.on_host > 0 and verdict == CONTINUE
         if tree is not None and found and not comes_back(tree, pool, lane, request):
             unlock(tree, lane, request.node)

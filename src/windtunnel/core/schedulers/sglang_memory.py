@@ -27,6 +27,7 @@ from windtunnel.core.schedulers.sglang_tree.radix import (
 )
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NEVER, NOW, TOKENS, WHO, find_next_end
 from windtunnel.core.step import depart
+from windtunnel.errors import InputError
 
 # Seats of the running batch and, behind them, of the latest prefill round.
 
@@ -405,6 +406,19 @@ def abort(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows
     send_back(tree, pool, lane, requests, seats, rows, 0, 0)
     depart(lane, requests, r)
     requests[r].state = IGNORED
+
+
+def check(state: State) -> None:
+    """Raise InputError if the engine died on the way."""
+    fault = state.extra.fault
+    if fault[0] == NO_SPACE_FOR_ONE:
+        raise InputError(f"max_total_tokens={fault[1]}: no space left for only one request: SGLang stops, give more")
+    if fault[0]:
+        totals = " or ".join(map(str, sorted(set(state.pools["num_blocks"].tolist()))))
+        raise InputError(
+            f"max_total_tokens={totals}: SGLang runs out of memory ({fault[1]} tokens wanted, "
+            f"{fault[2]} free) and stops: give it more, or a larger schedule_conservativeness"
+        )
 
 
 # Priorities.

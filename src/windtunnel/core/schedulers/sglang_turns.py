@@ -31,6 +31,7 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.schedulers.sglang_admission import ORDERS
+from windtunnel.core.schedulers.sglang_delayer import DELAYER_OF_LANE, DELAYER_OF_POOL, UNLIMITED
 from windtunnel.core.schedulers.sglang_tree.eviction import evict
 from windtunnel.core.schedulers.sglang_tree.radix import TREE_OF_LANE
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST, WHO
@@ -287,9 +288,6 @@ def update_bound(state: State, pool: Pool, group: Group, turns: MicroBatches) ->
 # The records of pools, lanes and requests, and how settings get there.
 
 
-UNLIMITED = 1 << 60
-
-
 def _integers(*names: str) -> Fields:
     return [(name, np.int64) for name in names]
 
@@ -315,7 +313,9 @@ POOL_FIELDS: Fields = [
         "looks",  # at an idle lane in which requests wait: an idle round says nothing about the next one
         "stages",
         "micro_batch",  # requests that run in one stage of a pipeline, but for those whose prompt ends in it
+        "seed",  # of a queue that is shuffled
     ),
+    *DELAYER_OF_POOL,
 ]
 
 LANE_FIELDS: Fields = [
@@ -341,10 +341,12 @@ LANE_FIELDS: Fields = [
         "taken",  # those, and what each request needs beyond them
         "preempted",  # the first of those that make way in this round, linked by next
         "interval_left",  # rounds without prompts
-        *("joinings", "processed", "refreshes"),  # so far: requests that queued, prompt tokens, looks at the queue
+        *("joinings", "processed"),  # so far: requests that queued, prompt tokens
+        *("refreshes", "shuffles"),  # so far: looks at a queue that is not sorted, sorts of one that is
         "ends",  # entries in the list of ends, NONE before it is made
     ),
     *((name, np.float64) for name in ("reserved", "load_s")),  # the latter: seconds that a token takes from the host
+    *DELAYER_OF_LANE,
     *TREE_OF_LANE,
     *TURNS_OF_LANE,
     *PIPE_OF_LANE,
@@ -366,6 +368,7 @@ REQUEST_FIELDS: Fields = _integers(
     "looked",  # known tokens when it was last looked at
     "found",  # those that the order of the queue found in the tree
     "name",  # what breaks ties of the response ratio
+    "key",  # by which requests are routed; 0: none
 )
 
 
@@ -394,4 +397,10 @@ def set_pool(pool: Any, limits: Any, policy: Any) -> None:
     pool["interval"], pool["interval_from"] = policy.prefill_decode_interval, policy.prefill_decode_interval_min_bs
     at_once = min(policy.min_free_slots_delay, limits.max_num_seqs)
     pool["slots_at_once"] = at_once if at_once > 1 else 0
+    pool["delays"], pool["delay_passes"] = policy.enable_prefill_delayer, policy.prefill_delayer_max_delay_passes
+    pool["delay_watermark"] = policy.prefill_delayer_token_usage_low_watermark
+    pool["delay_queue_ratio"] = policy.prefill_delayer_queue_min_ratio
+    pool["delay_most"] = policy.prefill_delayer_max_delay_ms / 1000
     pool["looks"] = 2 + policy.prefill_decode_interval
+    if policy.enable_prefill_delayer:
+        pool["looks"] += policy.prefill_delayer_max_delay_passes

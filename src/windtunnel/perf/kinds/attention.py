@@ -265,7 +265,7 @@ class AttentionTable(Table):
         rows = one_kernel(rows, phase, key[5])
         if key[5] and (measured := others(rows, key[5])):
             what = "{}/{}×{}".format(*key)
-            self.note(f"{phase} attention heads={what}: no kernel of {key[5]} was measured: {measured}")
+            self.note(f"{phase} attention heads={what}: no kernel of {key[5]} was measured: {measured} stands for it")
         return rows
 
     def _table(self, phase: str) -> Columns | None:

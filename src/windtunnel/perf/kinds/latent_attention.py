@@ -152,7 +152,7 @@ class LatentTable(Table):
     def _plane(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Plane:
         rows = one_kernel(self._rows("decode", key, backend, pieces), "decode", measured.backend)
         if measured.backend and not backend and (found := others(rows, measured.backend)):
-            self.note(f"decode latent attention: no kernel of {measured.backend} was measured: {found}")
+            self.note(f"decode latent attention: no kernel of {measured.backend} was measured: {found} stands for it")
         return plane_of(measured, self.device, rows, "decode", self._core(measured, rows, pieces))
 
     def _curve(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Curve:

@@ -180,7 +180,7 @@ class SparseTable(Table):
         rows = columns.where(architecture=architecture, num_heads=heads, kv_cache_dtype=kv_dtype, gemm_type=dtype)
         rows = one_kernel(rows, phase, measured.backend)
         if measured.backend and (found := others(rows, measured.backend)):
-            self.note(f"{phase} sparse attention: no kernel of {measured.backend} was measured: {found}")
+            self.note(f"{phase} sparse attention: no kernel of {measured.backend} was measured: {found} stands for it")
         if phase == "prefill":
             rows = rows.take(rows["step"] % GROUP == 0)
         return plane_of(measured, self.device, rows, phase)

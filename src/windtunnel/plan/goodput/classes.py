@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
-from windtunnel.plan.goodput.closed import LIMITS
+from windtunnel.plan.goodput.closed import FEWER, LIMITS, SAME
 
 Floats = NDArray[np.float64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
@@ -46,18 +46,25 @@ def longest_step(times: Times) -> float:
     )
 
 
-def no_better(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, decodes: bool = False) -> bool:
-    """Whether a pool whose replicas never had more than ``most`` requests at once does as well as another with other
-    limits: what differs was not reached, step times are equal up to there, and the other has as many KV blocks, and
-    then does the same, or fewer of them. ``decodes``: no step computed prompts, so a request is a token of a step."""
+def no_better(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, decodes: bool = False) -> str:
+    """The rule by which a pool with other limits does no better than one whose replicas never had more than ``most``
+    requests at once: what differs was not reached, step times are equal up to there, and the other has as many KV
+    blocks (SAME: it does the same) or fewer of them (FEWER); otherwise nothing. ``decodes``: no step computed prompts,
+    so a request is a token of a step."""
+    memory = _memory(run[0]), _memory(other[0])
+    if memory[0][1:] != memory[1][1:] or memory[0][0] < memory[1][0] or not _same_steps(run, other, most, decodes):
+        return ""
+    return SAME if memory[0] == memory[1] else FEWER
+
+
+def _same_steps(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, decodes: bool) -> bool:
+    """Whether limits that differ were not reached, and steps take as long."""
     (pool, times), (another, others) = run, other
     for name in LIMITS:
         limits = pool.engine.resolved(name), another.engine.resolved(name)
         reached = min(limits) <= most if name == "max_num_seqs" or decodes else True
         if limits[0] != limits[1] and reached:
             return False
-    if _memory(pool)[1:] != _memory(another)[1:] or _memory(pool)[0] < _memory(another)[0]:
-        return False
     if not (isinstance(times, BatchTimes) and isinstance(others, BatchTimes)):
         return False
     for entry in fields(BatchTimes):

@@ -121,7 +121,7 @@ def _one_run(
     only_count: bool,
 ) -> Outcome:
     workload = question.workload
-    count = _beginning(workload, beats)
+    count = beginning(workload, beats)
     if count is not None and not _looks_ahead(deployment):
         begun = simulated(question, deployment, head(workload, count), tables)
         most = at_most(begun.requests, workload, question)
@@ -147,7 +147,7 @@ def _looks_ahead(deployment: Deployment) -> bool:
     return any(scaling is not None and isinstance(scaling.rule, Foresight) for scaling in scalings)
 
 
-def _beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:
+def beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:
     """How many requests to simulate first: those that ask for LOST times what may be lost; None where that is more than
     half of the load, or too few to pay."""
     asked = np.cumsum(workload.output_tokens)

@@ -8,25 +8,30 @@ pool closes whole families of deployments; what it leaves is simulated whole.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import Deployment, Pool
-from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.deployment import Deployment
+from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.goodput.classes import longest_step, most_at_once, no_better
-from windtunnel.plan.goodput.closed import DECODE, PREFILL, SAME, Closing, Layout, Server
+from windtunnel.plan.goodput.closed import DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
-from windtunnel.plan.goodput.points import SIMULATED, STOPPED, good_run
+from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
+from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
-from windtunnel.simulate.run import FINISHED, Run
+from windtunnel.simulate.run import FINISHED, Requests, Run
+from windtunnel.workload import head
 
 Floats = NDArray[np.float64]
+
+EPSILON = 1e-6
+"""Seconds by which rounding may move an instant."""
 
 
 class Point(NamedTuple):
@@ -39,6 +44,10 @@ class Point(NamedTuple):
     """Good tokens per second at most."""
     alike: tuple[int, ...] = ()
     """Other prefill servers that do the same."""
+    fewer: tuple[int, ...] = ()
+    """Those that do, but for fewer KV blocks."""
+    rule: str = PREFILL
+    """By which it has no more."""
 
     @property
     def weight(self) -> float:
@@ -49,6 +58,21 @@ class Point(NamedTuple):
     def promise(self) -> float:
         """The score that it has at most."""
         return self.tokens / self.weight
+
+    @property
+    def kind(self) -> tuple[str, str, Layout]:
+        """Equal for those that differ in limits alone."""
+        return self.prefill.kin, self.decode.kin, self.layout
+
+    @property
+    def side(self) -> tuple[int, str, Layout]:
+        """Equal for those that differ in the limits of the decode side alone."""
+        return self.prefill.place, self.decode.kin, self.layout
+
+    def closings(self, rule: str, tokens: float) -> list[Closing]:
+        """It and those for which it stands, closed by a rule."""
+        each = ((rule, (self.prefill.place,)), (SAME, self.alike), (FEWER, self.fewer))
+        return [Closing(by, own, (self.decode.place,), (self.layout,), tokens) for by, own in each if own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +86,8 @@ class SideJob:
     """Of each kin its servers and the layouts that are open."""
     best: float
     """The score to beat."""
+    only_first: bool = False
+    """Ask the first of the prefill servers, and give back the others."""
 
 
 @dataclass
@@ -70,6 +96,8 @@ class SideReport:
 
     closed: list[Closing] = field(default_factory=list)
     open: list[Point] = field(default_factory=list)
+    later: list[SideJob] = field(default_factory=list)
+    """Servers that were not asked."""
     trials: int = 0
     seconds: float = 0.0
 
@@ -78,19 +106,22 @@ class SideReport:
 class Alone:
     """A run of a prefill side with a decode side that takes no time."""
 
-    first_token: Floats
+    requests: Requests
+    joined: Floats
+    """When the KV of each is with its decode replica."""
     kept: NDArray[np.bool_]
     """Requests whose first token is in time."""
     most: int
     """Requests of a replica at once, at most."""
-    pool: Pool
-    times: Any
     tokens: float
-    """Output tokens per second of those requests."""
+    """Output tokens per second of those requests; of a run that was ended early, of all that may still be in time."""
+    ended: bool
+    """Whether it was ended early."""
 
 
-def prefill_alone(question: Question, deployment: Deployment) -> Alone:
-    """The prefill side of a deployment, its decode side taking no time."""
+def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0) -> Alone:
+    """The prefill side of a deployment, its decode side taking no time; ended early where no more than ``least`` tokens
+    per second can come in time."""
     workload = question.workload
     few = replace(
         workload,
@@ -101,16 +132,26 @@ def prefill_alone(question: Question, deployment: Deployment) -> Alone:
         table if pool.role == "prefill" else _free(table)
         for pool, table in zip(deployment.pools, tables_for(question, deployment), strict=True)
     ]
+    asked = tightened(deployment, tables, question)
+    count = beginning(workload, lambda tokens, _: tokens > least)
+    if count is not None:
+        begun = simulated(question, deployment, head(few, count), tables)
+        tokens, _ = at_most(begun.requests, workload, asked)
+        if tokens <= least:
+            return _alone(begun, tables[0].times, np.zeros(count, dtype=np.bool_), tokens, ended=True)
     run = simulated(question, deployment, few, tables)
-    limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
+    limit, requests = asked.slo.limits.get("ttft", np.inf), run.requests
+    kept = (requests.status == FINISHED) & ~(requests.first_token - requests.arrival > limit)
+    tokens = float(workload.output_tokens[kept].sum()) / workload.duration
+    return _alone(run, tables[0].times, kept, tokens, ended=False)
+
+
+def _alone(run: Run, times: Times, kept: NDArray[np.bool_], tokens: float, ended: bool) -> Alone:
     requests, handed = run.requests, run.handovers
     assert handed is not None
-    kept = (requests.status == FINISHED) & ~(requests.first_token - requests.arrival > limit)
-    times = tables[0].times
     ends = requests.scheduled + handed.ttft_prefill + longest_step(times)
     most = most_at_once(requests.scheduled, ends, handed.prefill_replica)
-    tokens = float(workload.output_tokens[kept].sum()) / workload.duration
-    return Alone(requests.first_token, kept, most, deployment.pools[0], times, tokens)
+    return Alone(requests, requests.first_token - handed.ttft_join, kept, most, tokens, ended)
 
 
 def ask_side(job: SideJob) -> SideReport:
@@ -119,31 +160,33 @@ def ask_side(job: SideJob) -> SideReport:
     apart = [(group,) for group in job.decodes] if job.question.confidence is not None else [tuple(job.decodes)]
     for groups in apart:
         for first in sorted({a for _, layouts in groups for a, _ in layouts}):
-            _ask_first(job, groups, first, report)
+            mine = [(decodes, [one for one in layouts if one[0] == first]) for decodes, layouts in groups]
+            _ask_first(replace(job, decodes=[one for one in mine if one[1]]), first, report)
     report.seconds = time.perf_counter() - began
     return report
 
 
-def _ask_first(
-    job: SideJob, groups: Sequence[tuple[Sequence[Server], Sequence[Layout]]], first: int, report: SideReport
-) -> None:
+def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     """Every server of the job in ``first`` replicas, those first that may stand for others."""
-    left = list(job.prefills)
+    left, any_decode = list(job.prefills), job.decodes[0][0][0]
+    lightest = min(_weight(left[0], decodes[0], layout) for decodes, layouts in job.decodes for layout in layouts)
     while left:
         server, *others = left
-        one = job.space.deployment(server.pool, groups[0][0][0].pool, (first, 1))
-        alone = prefill_alone(job.question, one)
+        one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
+        alone = prefill_alone(job.question, one, job.best * lightest)
         report.trials += 1
-        same = [server]
+        own = one.pools[0], tables_for(job.question, one)[0].times
+        alike: dict[str, list[Server]] = {"": [], SAME: [], FEWER: []}
         for other in others:
-            table = tables_for(job.question, job.space.deployment(other.pool, groups[0][0][0].pool, (first, 1)))[0]
-            if no_better((alone.pool, alone.times), (other.pool, table.times), alone.most):
-                same.append(other)
-        left = _representative_first([other for other in others if other not in same], alone.most)
-        for decodes, layouts in groups:
-            mine = [layout for layout in layouts if layout[0] == first]
-            if mine:
-                _close(job, alone, same, decodes, mine, report)
+            table = tables_for(job.question, job.space.deployment(other.pool, any_decode.pool, (first, 1)))[0]
+            alike[no_better(own, (other.pool, table.times), alone.most)].append(other)
+        side = AskedSide(job, server, tuple(alike[SAME]), tuple(alike[FEWER]), {1: alone}, report)
+        for decodes, layouts in job.decodes:
+            side.close(decodes, layouts)
+        left = _representative_first(alike[""], alone.most)
+        if job.only_first and left:
+            report.later.append(replace(job, prefills=left, only_first=False))
+            return
 
 
 def _representative_first(servers: Sequence[Server], most: int) -> list[Server]:
@@ -153,28 +196,78 @@ def _representative_first(servers: Sequence[Server], most: int) -> list[Server]:
     return [*above[-1:], *(one for one in servers if one not in above[-1:])]
 
 
-def _close(
-    job: SideJob, alone: Alone, same: Sequence[Server], decodes: Sequence[Server], layouts: Sequence[Layout],
-    report: SideReport,
-) -> None:  # fmt: skip
-    """What one run of the prefill side says about one kin of decode servers."""
-    prefills, places = tuple(one.place for one in same), tuple(one.place for one in decodes)
+def _weight(prefill: Server, decode: Server, layout: Layout) -> float:
+    return layout[0] * prefill.weight + layout[1] * decode.weight
 
-    def weight(layout: Layout) -> float:
-        return layout[0] * same[0].weight + layout[1] * decodes[0].weight
 
-    lost = tuple(layout for layout in layouts if alone.tokens / weight(layout) <= job.best)
-    if lost:
-        report.closed.append(Closing(PREFILL, prefills, places, lost, alone.tokens))
-    left = [layout for layout in layouts if layout not in lost]
-    most = decoded(job, alone, same[0], decodes, left) if left else {}
-    for layout in left:
-        for decode in decodes:
-            tokens = min(alone.tokens, most[decode.place, layout])
-            if tokens / weight(layout) <= job.best:
-                report.closed.append(Closing(DECODE, prefills, (decode.place,), (layout,), tokens))
-            else:
-                report.open.append(Point(same[0], decode, layout, tokens, prefills[1:]))
+@dataclass(frozen=True, eq=False)
+class AskedSide:
+    """A prefill side that was asked, and those that it stands for."""
+
+    job: SideJob
+    server: Server
+    same: tuple[Server, ...]
+    fewer: tuple[Server, ...]
+    runs: dict[int, Alone]
+    """By decode replicas, which take no time: it matters who goes to which of them."""
+    report: SideReport
+
+    def close(self, decodes: Sequence[Server], layouts: Sequence[Layout]) -> None:
+        """What its runs say about one kin of decode servers."""
+        alone = self.runs[1]
+        lost = [one for one in layouts if alone.tokens / _weight(self.server, decodes[0], one) <= self.job.best]
+        self._closed(PREFILL, decodes, lost, alone.tokens)
+        left = [layout for layout in layouts if layout not in lost]
+        most = decoded(self.job, alone, self.server, decodes, left) if left else {}
+        for layout in left:
+            weight = _weight(self.server, decodes[0], layout)
+            for seats in sorted({one.limits[1] for one in decodes}):
+                alike = [one for one in decodes if one.limits[1] == seats]
+                tokens = max(min(alone.tokens, most[one.place, layout]) for one in alike)
+                if tokens / weight <= self.job.best:
+                    self._closed(DECODE, alike, [layout], tokens)
+                    continue
+                shared = min(tokens, self.shared(alike, layout))
+                if shared / weight <= self.job.best:
+                    self._closed(SHARED, alike, [layout], shared)
+                    continue
+                same, fewer = (tuple(one.place for one in servers) for servers in (self.same, self.fewer))
+                rule = SHARED if shared < tokens else DECODE if tokens < alone.tokens else PREFILL
+                self.report.open += [Point(self.server, one, layout, shared, same, fewer, rule) for one in alike]
+
+    def _closed(self, rule: str, decodes: Sequence[Server], layouts: Sequence[Layout], tokens: float) -> None:
+        own = (self.server, *self.same)
+        for by, prefills in ((rule, own), (FEWER, self.fewer)):
+            if prefills and layouts:
+                places = tuple(one.place for one in prefills), tuple(one.place for one in decodes)
+                self.report.closed.append(Closing(by, *places, tuple(layouts), tokens))
+
+    def shared(self, decodes: Sequence[Server], layout: Layout) -> float:
+        """Good tokens per second where decode servers with as many seats share their steps among all that comes; no
+        bound where it is not known who goes to which replica, or where prompts that are not there yet hold seats."""
+        job, question = self.job, self.job.question
+        if job.space.handover.reservation != "memory" or job.space.handover.gate != "after_prefill":
+            return np.inf
+        deployment = job.space.deployment(self.server.pool, decodes[0].pool, layout)
+        limits = tightened(deployment, tables_for(question, deployment), question).slo.limits
+        router = deployment.decode_router or deployment.router
+        sharing = _sharing(job, self.server, decodes)
+        if sharing is None or not {"ttft", "tpot"} <= set(limits) or (layout[1] > 1 and router != "round_robin"):
+            return np.inf
+        if layout[1] not in self.runs:
+            self.runs[layout[1]] = prefill_alone(question, deployment)
+            self.report.trials += 1
+        alone, workload = self.runs[layout[1]], question.workload
+        steps = (workload.output_tokens - 1).astype(np.float64)
+        come = Come(
+            replica=alone.requests.replica,
+            join=alone.joined,
+            prompt=workload.prompt_tokens.astype(np.float64),
+            steps=steps,
+            end_by=workload.arrival + limits["ttft"] + limits["tpot"] * steps + EPSILON,
+            tokens=np.where(alone.kept, workload.output_tokens, 0).astype(np.float64),
+        )
+        return shared_tokens(come, sharing) / workload.duration
 
 
 def decoded(
@@ -193,7 +286,7 @@ def decoded(
     workload, kept = question.workload, alone.kept
     steps = (workload.output_tokens[kept] - 1).astype(np.float64)
     prompt = workload.prompt_tokens[kept].astype(np.float64)
-    begin = alone.first_token[kept]
+    begin = alone.requests.first_token[kept]
     end = workload.arrival[kept] + limits["ttft"] + limits["tpot"] * steps
     known: dict[tuple[bytes, int], float] = {}
     enough: list[tuple[int, int]] = []
@@ -217,7 +310,7 @@ def decoded(
 def _lines(job: SideJob, prefill: Server, decode: Server) -> Lines | None:
     """Lines under the step times of a decode server, kept; None of a pipeline."""
     question = job.question
-    key = f"{question.digest} {prefill.kin if question.confidence is not None else ''} {decode.kin} {decode.limits}"
+    key = _key(question, prefill, decode)
     if key not in _kept:
         deployment = job.space.deployment(prefill.pool, decode.pool, (1, 1))
         times, engine = question.overheads.applied(tables_for(question, deployment)[1].times), decode.pool.engine
@@ -225,7 +318,27 @@ def _lines(job: SideJob, prefill: Server, decode: Server) -> Lines | None:
     return _kept[key]
 
 
+def _sharing(job: SideJob, prefill: Server, decodes: Sequence[Server]) -> Sharing | None:
+    """What lies under the steps of decode servers with as many seats, kept; None where that is not known."""
+    question, key = job.question, _key(job.question, prefill, decodes[0])
+    if key not in _shared_kept:
+        made = []
+        for one in decodes:
+            deployment = job.space.deployment(prefill.pool, one.pool, (1, 1))
+            made.append((question.overheads.applied(tables_for(question, deployment)[1].times), one.pool))
+        plain = [(times, pool) for times, pool in made if isinstance(times, BatchTimes)]
+        reserved = job.space.handover.reserved_decode_tokens
+        _shared_kept[key] = sharing_of(plain, reserved) if len(plain) == len(made) else None
+    return _shared_kept[key]
+
+
+def _key(question: Question, prefill: Server, decode: Server) -> str:
+    doubted = prefill.kin if question.confidence is not None else ""
+    return f"{question.digest} {doubted} {decode.kin} {decode.limits}"
+
+
 _kept: dict[str, Lines | None] = {}
+_shared_kept: dict[str, Sharing | None] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +379,7 @@ def ask_pairs(job: PairJob) -> PairReport:
         point, *others = left
         left = others
         if point.promise <= best:
-            report.tried.append(Tried(point, DECODE, point.tokens, False))
+            report.tried.append(Tried(point, point.rule, point.tokens, False))
             continue
         deployment = job.space.deployment(point.prefill.pool, point.decode.pool, point.layout)
         tables = tables_for(job.question, deployment)
@@ -285,15 +398,15 @@ def ask_pairs(job: PairJob) -> PairReport:
         best = max(best, tokens / point.weight) if won else best
         if outcome.stopped or len(runs) != 1:
             continue
-        for other in _unbound(job, point, tables, runs[0], left):
+        for other, rule in _unbound(job, point, tables, runs[0], left):
             left.remove(other)
-            report.tried.append(Tried(other, SAME, tokens, won))
+            report.tried.append(Tried(other, rule, tokens, won))
     report.seconds = time.perf_counter() - began
     return report
 
 
-def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Sequence[Point]) -> list[Point]:
-    """Those of the others whose decode side does the same as that of a run, or no better."""
+def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Sequence[Point]) -> list[tuple[Point, str]]:
+    """Those of the others whose decode side does the same as that of a run, or no better, and by which rule."""
     requests, times = run.requests, tables[1].times
     assert run.handovers is not None
     joined = requests.first_token - run.handovers.ttft_join
@@ -303,8 +416,9 @@ def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Seque
     found = []
     for other in others:
         table = tables_for(job.question, job.space.deployment(other.prefill.pool, other.decode.pool, other.layout))[1]
-        if no_better((point.decode.pool, times), (other.decode.pool, table.times), most, bool(decodes)):
-            found.append(other)
+        rule = no_better((point.decode.pool, times), (other.decode.pool, table.times), most, bool(decodes))
+        if rule:
+            found.append((other, rule))
     return found
 
 

@@ -1,9 +1,9 @@
 """Pools: the best prefill and decode pools at a load's own arrivals, in every number of replicas, with few simulations.
 
 1. What the load asks for closes all deployments that weigh more than asked / best (``points.OFFERED``).
-2. A descent from a few layouts finds a good one to beat.
-3. One run of each prefill side closes what it can with any decode side, and decoding at its best closes more
-   (``pool_jobs``).
+2. As many replicas of both sides, doubled, are a first one to beat.
+3. One run of each prefill side closes what it can with any decode side, and bounds of decoding close more
+   (``pool_jobs``). What the first of them leave is simulated at once, for a good one to beat.
 4. What is left is simulated, the most promising first, until nothing left can be better.
 
 So the product of both sides' settings is never listed: settings that were never reached are one class.
@@ -14,18 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import ceil, gcd
+from math import gcd
 from typing import NamedTuple
 
-import numpy as np
-
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.deployment.pools import MOST_REPLICAS
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import Contender, Entry
-from windtunnel.plan.goodput.closed import OPEN, PREFILL, SAME, Closed, Closing, Family, Layout, Server
+from windtunnel.plan.goodput.closed import OPEN, Closed, Closing, Family, Layout, Server
 from windtunnel.plan.goodput.objective import SECONDS, Goodput, offered_rate
 from windtunnel.plan.goodput.points import SIMULATED, good_run
 from windtunnel.plan.goodput.pool_jobs import (
@@ -46,11 +43,9 @@ from windtunnel.plan.trial import tables_for
 from windtunnel.plan.workers import Team, Workers, in_turn
 from windtunnel.workload import Workload
 
-DESCENT = 24
-"""Most simulations that look for a good layout to beat, from each start."""
+TRIES = 8
+"""Most deployments that are simulated for each number of prefill replicas before all its prefill sides were asked."""
 LOOK = 0.2
-AROUND, ROOM = 60.0, 2.0
-"""Seconds over which rates are counted; times what they need at best is tried first."""
 
 
 def search_pools(
@@ -61,6 +56,7 @@ def search_pools(
     team: Team | None = None,
     stop: Callable[[], bool] | None = None,
     said: Callable[[str], None] | None = None,
+    to_beat: float = 0.0,
 ) -> SearchResult:
     """The best deployment of a space of pools.
 
@@ -69,6 +65,7 @@ def search_pools(
         team: where simulations run; by default in this process.
         stop: asked from time to time; once it is true the search ends with what it knows, ``undecided`` > 0.
         said: is told how far it has come.
+        to_beat: a score that another space has reached; without a best, nothing here is better.
 
     Raises:
         InputError: nothing can run, or what ``Goodput`` does not take.
@@ -79,10 +76,11 @@ def search_pools(
         if len(values) > 1:
             raise InputError(f"{name}: goodput of separate pools is searched with one: name one of {values[0]}, …")
     hunt = _Hunt(space, light(question), objective, team or in_turn(), stop, said or (lambda _: None))
+    hunt.best = to_beat
     try:
-        hunt.descend()
+        hunt.start()
         hunt.close_sides()
-        hunt.simulate_rest()
+        hunt.simulate_open()
     finally:
         hunt.workers.stop()
     return hunt.result(question, time.perf_counter() - began)
@@ -154,6 +152,7 @@ class _Hunt:
         self.open: list[Point] = []
         self.tried: dict[tuple[int, int, Layout], Tried] = {}
         self.pending: list[SideJob] = []
+        self.later: list[SideJob] = []
         self.trials = 0
 
     def _servers(self, role: str) -> list[Server]:
@@ -199,124 +198,84 @@ class _Hunt:
             self.counted[key] = replace(server.pool, replicas=count)
         return self.counted[key]
 
-    # ---- what is to be beaten
-
-    def descend(self) -> None:
-        """Find a layout that is good, from the first family of each engine, by the steps that help."""
-        starts: dict[str, Family] = {}
-        for family in self.families:
-            engine = family.prefills[0].pool.engine
-            starts.setdefault(engine.backend, family)
-        for family in starts.values():
-            self._descend_from(family)
-
-    def _descend_from(self, family: Family) -> None:
-        place = (family.prefills[0], family.decodes[0], self._likely(family))
-        score, left, seen = self._score(*place), DESCENT, {(place[0].place, place[1].place, place[2])}
-        moved = True
-        while moved and left > 0:
-            moved = False
-            for prefill, decode, layout in self._near(*place):
-                key = (prefill.place, decode.place, layout)
-                if key in seen or left <= 0:
-                    continue
-                seen.add(key)
-                left -= 1
-                found = self._score(prefill, decode, layout)
-                if found > score:
-                    place, score, moved = (prefill, decode, layout), found, True
-                    break
-
-    def _likely(self, family: Family) -> Layout:
-        """The layout nearest to what each side needs at best for the rate around the median request: with far fewer
-        replicas than the load needs a run takes longest and says least."""
-        prefill, decode, rate = family.prefills[0], family.decodes[0], _rate_around(self.question.workload)
-        needs = []
-        for layout in ((1, MOST_REPLICAS), (MOST_REPLICAS, 1)):
-            deployment = self.space.deployment(prefill.pool, decode.pool, layout)
-            side = rate_bound(deployment, self.question, tables_for(self.question, deployment)).rate
-            needs.append(ceil(ROOM * rate / side) if side > 0 else 1)
-        return min(family.layouts, key=lambda one: (abs(one[0] - needs[0]) + abs(one[1] - needs[1]), one))
-
-    def _near(self, prefill: Server, decode: Server, layout: Layout) -> Iterator[tuple[Server, Server, Layout]]:
-        """What differs in one thing: replicas, then the kind of a side, then a limit."""
-        family = self._family(prefill, decode)
-        a, b = layout
-        for near in ((2 * a, 2 * b), (2 * a, b), (a + 1, b), (a, b + 1), (a, b - 1), (a - 1, b)):
-            if family is not None and near in family.layouts:
-                yield prefill, decode, near
-        for other in self.families:
-            if other.prefills[0].kin == prefill.kin and other.decodes[0].kin != decode.kin and layout in other.layouts:
-                yield prefill, other.decodes[0], layout
-        for other in self.families:
-            if other.decodes[0].kin == decode.kin and other.prefills[0].kin != prefill.kin and layout in other.layouts:
-                yield other.prefills[0], decode, layout
-        assert family is not None
-        yield from ((near, decode, layout) for near in _next(family.prefills, prefill))
-        yield from ((prefill, near, layout) for near in _next(family.decodes, decode))
-
-    def _family(self, prefill: Server, decode: Server) -> Family | None:
-        fits = (one for one in self.families if prefill in one.prefills and decode in one.decodes)
-        return next(fits, None)
-
-    def _score(self, prefill: Server, decode: Server, layout: Layout) -> float:
-        """The score of a deployment, or 0 where it is not better than the best."""
-        if self.stop():
-            return 0.0
-        point = Point(prefill, decode, layout, self.offered)
-        if point.promise <= self.best:
-            return 0.0
-        self.workers.submit(PairJob(self.question, self.space, (point,), 0.0))
-        self._collect()
-        one = self.tried.get((prefill.place, decode.place, layout))
-        return 0.0 if one is None else one.tokens / point.weight
-
     # ---- what closes the space
 
+    def start(self) -> None:
+        """Simulate as many replicas of both sides, twice as many each time: what is good there closes what is large."""
+        if not self.families:
+            return
+        family, count = self.families[0], 1
+        while not self.stop():
+            layouts = [one for one in family.layouts if max(one) <= count]
+            layout = max(layouts, key=sum, default=family.layouts[0])
+            point = Point(family.prefills[0], family.decodes[0], layout, self.offered)
+            if point.promise <= self.best or count > max(max(one) for one in family.layouts):
+                return
+            self.workers.submit(PairJob(self.question, self.space, (point,), self.best))
+            self._collect()
+            count *= 2
+
     def close_sides(self) -> None:
-        """A run of every prefill side that may still pay, with its decode sides."""
-        jobs: list[SideJob] = []
+        """A run of every prefill side that may still pay, with its decode sides: first one of the largest limits for
+        each number of replicas, the fewest first, each time with the most promising of what they leave open, so that
+        there is soon a good one to beat."""
+        firsts = sorted({a for family in self.families for a, _ in family.layouts})
+        jobs = {first: list(self._side_jobs(first)) for first in firsts}
+        for first in firsts:
+            largest = max((job.prefills[0].limits[0] for job in jobs[first]), default=0)
+            probes = [job for job in jobs[first] if job.prefills[0].limits[0] == largest and self._pays(job)]
+            self.pending = [replace(job, only_first=True) for job in probes]
+            self._ask_pending()
+            self.later += self.pending + [job for job in jobs[first] if job not in probes]
+            if probes:
+                self.simulate_open(TRIES)
+        self.pending, self.later = self.later, []
+        self._ask_pending()
+
+    def _side_jobs(self, first: int) -> Iterator[SideJob]:
+        """Prefill servers in ``first`` replicas, those of a kind with one limit of tokens, and all decode sides."""
         for _, group in groupby(self.families, lambda family: family.prefills[0].kin):
             families = list(group)
-            kin = families[0].prefills
-            for _, alike in groupby(kin, lambda one: one.limits[0]):
-                servers = tuple(alike)
-                for first in sorted({a for family in families for a, _ in family.layouts}):
-                    decodes = [(each.decodes, [one for one in each.layouts if one[0] == first]) for each in families]
-                    jobs.append(SideJob(self.question, self.space, servers, [one for one in decodes if one[1]], 0.0))
-        self.pending = jobs
+            decodes = [(each.decodes, [one for one in each.layouts if one[0] == first]) for each in families]
+            decodes = [one for one in decodes if one[1]]
+            for _, alike in groupby(families[0].prefills, lambda one: one.limits[0]):
+                if decodes:
+                    yield SideJob(self.question, self.space, tuple(alike), decodes, 0.0)
+
+    def _ask_pending(self) -> None:
         while self.pending and not self.stop():
             while self.pending and self.workers.room:
                 job = self.pending.pop(0)
-                left = [
-                    (decodes, self._payable(job.prefills[0], decodes[0], layouts)) for decodes, layouts in job.decodes
-                ]
-                left = [(decodes, layouts) for decodes, layouts in left if layouts]
-                if left:
+                if left := self._pays(job):
                     self.workers.submit(replace(job, decodes=left, best=self.best))
             self._collect(wait_for_all=not self.pending)
+
+    def _pays(self, job: SideJob) -> list[tuple[Sequence[Server], Sequence[Layout]]]:
+        """Decode servers of a job, with the layouts that the load does not close."""
+        sides = [(decodes, self._payable(job.prefills[0], decodes[0], layouts)) for decodes, layouts in job.decodes]
+        return [(decodes, layouts) for decodes, layouts in sides if layouts]
 
     def _payable(self, prefill: Server, decode: Server, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
         """Layouts that the load does not close."""
         return tuple(layout for layout in layouts if Point(prefill, decode, layout, self.offered).promise > self.best)
 
-    def simulate_rest(self) -> None:
-        """What the sides leave open, the most promising first."""
+    def simulate_open(self, most: int | None = None) -> None:
+        """What the sides leave open, the most promising first; with ``most`` no more than that, one of each layout and
+        kind."""
+        kinds: set[tuple[str, str, Layout]] = set()
         while not self.stop():
             self._drop()
             waiting = sorted(self.open, key=lambda point: (-point.promise, point.prefill.place, point.decode.place))
+            if most is not None:
+                waiting = [one for one in waiting if one.kind not in kinds] if len(kinds) < most else []
             if not waiting and not self.workers.under_way:
                 return
             while waiting and self.workers.room:
                 lead = waiting[0]
-                alike = [
-                    point
-                    for point in waiting
-                    if (point.prefill.place, point.layout, point.decode.kin)
-                    == (lead.prefill.place, lead.layout, lead.decode.kin)
-                ]
+                kinds.add(lead.kind)
+                alike = [lead] if most is not None else [one for one in waiting if one.side == lead.side]
                 alike.sort(key=lambda point: (-point.decode.limits[1], point.decode.limits[0]))
-                waiting = [point for point in waiting if point not in alike]
+                waiting = [one for one in waiting if one not in alike and (most is None or one.kind not in kinds)]
                 self.open = [point for point in self.open if point not in alike]
                 self.workers.submit(PairJob(self.question, self.space, tuple(alike), self.best))
             self._collect()
@@ -325,8 +284,7 @@ class _Hunt:
         """Points that the best has closed meanwhile, by what they have at most."""
         behind = [point for point in self.open if point.promise <= self.best]
         for point in behind:
-            places = (point.prefill.place, *point.alike)
-            self.closings.append(Closing(PREFILL, places, (point.decode.place,), (point.layout,), point.tokens))
+            self.closings += point.closings(point.rule, point.tokens)
         self.open = [point for point in self.open if point.promise > self.best]
 
     def _collect(self, wait_for_all: bool = True) -> None:
@@ -337,10 +295,11 @@ class _Hunt:
                 if isinstance(report, SideReport):
                     self.closings += report.closed
                     self.open += report.open
+                    self.later += report.later
                 else:
                     for one in report.tried:
                         self._take(one)
-            left = f"{len(self.pending):,} prefill sides and {len(self.open):,} deployments left"
+            left = f"{len(self.pending) + len(self.later):,} prefill sides and {len(self.open):,} deployments left"
             self.said(f"{self.trials:,} simulations, {left}, best so far {self.objective.value(self.best):.4g}")
             if self.stop() or (not wait_for_all and self.workers.room):
                 return
@@ -357,21 +316,8 @@ class _Hunt:
 
     def result(self, question: Question, seconds: float) -> SearchResult:
         """What was found, with what closed the rest."""
-        closings = self.closings + [self._closing(one, alike) for one in self.tried.values() for alike in (False, True)]
-        return _result(self, question, seconds, tuple(one for one in closings if one.prefills))
-
-    def _closing(self, one: Tried, alike: bool) -> Closing:
-        point = one.point
-        prefills = point.alike if alike else (point.prefill.place,)
-        return Closing(SAME if alike else one.rule, prefills, (point.decode.place,), (point.layout,), one.tokens)
-
-
-def _rate_around(workload: Workload) -> float:
-    """Requests per second around the median request: in bursts far more than the mean."""
-    arrival = np.sort(workload.arrival)
-    span = min(AROUND, workload.duration / 10)
-    low, high = (np.searchsorted(arrival, arrival + shift) for shift in (-span / 2, span / 2))
-    return float(np.median(high - low)) / span
+        tried = [closing for one in self.tried.values() for closing in one.point.closings(one.rule, one.tokens)]
+        return _result(self, question, seconds, self.closings + tried)
 
 
 def _by_kin(servers: Sequence[Server]) -> list[tuple[Server, ...]]:
@@ -380,18 +326,6 @@ def _by_kin(servers: Sequence[Server]) -> list[tuple[Server, ...]]:
     for server in servers:
         kins.setdefault(server.kin, []).append(server)
     return [tuple(sorted(kin, key=lambda one: (-one.limits[0], -one.limits[1]))) for kin in kins.values()]
-
-
-def _next(servers: Sequence[Server], one: Server) -> Iterator[Server]:
-    """Servers with the next smaller or larger limit."""
-    for axis in (0, 1):
-        same = sorted(
-            (other for other in servers if other.limits[1 - axis] == one.limits[1 - axis]), key=lambda s: s.limits
-        )
-        if one in same:
-            place = same.index(one)
-            yield from same[max(place - 1, 0) : place]
-            yield from same[place + 1 : place + 2]
 
 
 def _held(question: Question, deployment: Deployment) -> Outcome:
@@ -420,7 +354,7 @@ def _result(hunt: _Hunt, question: Question, seconds: float, closings: Sequence[
     closed = Closed(hunt.offered, hunt.prefills, hunt.decodes, hunt.families, closings, best, hunt.best)
     counts = closed.counts
     left = [point.promise for point in hunt.open]
-    for job in hunt.pending:
+    for job in hunt.pending + hunt.later:
         left += [Point(job.prefills[0], d[0], layout, hunt.offered).promise for d, ls in job.decodes for layout in ls]
     pruned = hunt.pruned + Counter({f"closed: {rule}": count for rule, count in counts.items() if rule != OPEN})
     if best is not None:

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import rank_time
 from windtunnel.core.compiled import part
-from windtunnel.core.records import Pool, State
+from windtunnel.core.records import Group, Pool, State
+from windtunnel.core.schedulers.sglang_tree.radix import LEFT
 
 FIRST_LAYER = 1.0 / 32
 """Of loading and computing what does not overlap: one layer of those that models usually have."""
@@ -35,3 +36,21 @@ def waits(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG
     loads = lane.load_s * float(lane.loading)
     computes = rank_time(pool, state.floats, state.integers, lane, state.seats[i])
     return max(loads - computes, 0.0) + min(loads, computes) * FIRST_LAYER
+
+
+@part
+def has_nodes(tree: Any, wanted: int) -> bool:
+    """Whether so many nodes are free."""
+    if tree is None:
+        return True
+    return tree.room[LEFT] >= wanted
+
+
+@part
+def room(state: State, pool: Pool, group: Group) -> bool:
+    """Whether the trees can take what a step adds: a leaf and three splits for each that ends or is admitted, and three
+    for one that waits and is looked at."""
+    wanted = 0
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        wanted += 12 * pool.max_num_seqs + 3 * state.lanes[i].waiting + 8
+    return has_nodes(state.extra.tree, wanted)
