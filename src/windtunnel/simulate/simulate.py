@@ -97,7 +97,6 @@ def simulate(
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
-    _require_known_arrivals(demand, fleet)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
     notes += _state_notes(deployment, budgets, demand)
@@ -299,9 +298,12 @@ def _asked(
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
     reserved = deployment.handover.reserved_decode_tokens
     if not client:
-        return *demand_of(workload, fleet, reserved), np.zeros(0)
+        demand, cut = demand_of(workload, fleet, reserved)
+        _require_known_arrivals(demand, fleet)
+        return demand, cut, np.zeros(0)
     delays = client.delays(workload, deployment.pools[0].engine.api_servers)
     demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
+    _require_known_arrivals(demand, fleet)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     return demand, cut, delays
