@@ -247,6 +247,8 @@ class Loop:
         self.in_flight = 0
         self.gate: deque[Request] = deque()
         self.admitted: set[int] = set()
+        self.came: list[float] = []
+        """When requests have come to a replica."""
         self.ahead: dict[int, tuple[Group | Pipeline, int]] = {}
         """Requests whose replica is chosen, and waits for KV from another one."""
         self.events: list[tuple[float, int, int]] = []
@@ -258,6 +260,11 @@ class Loop:
         """Groups whose oldest step has a BATCH_END event."""
         for request in self.sessions.by_the_clock(requests):
             heappush(self.events, (request.arrival, ARRIVAL, request.id))
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests wait for others to end."""
+        return bool(self.max_concurrency or self.sessions.waits or self.sessions.lanes)
 
     def run(self) -> None:
         """Process events until none is left."""
@@ -325,6 +332,7 @@ class Loop:
                 self.gate.append(request)
                 return
             self.in_flight += 1
+        self.came.append(time)
         self._route(self.stages[0], request, time)
 
     def _route(self, stage: Stage, request: Request, time: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel import Deployment, Engine, Pool, device, load_model, simulate, summary, summary_json
 from windtunnel.errors import InputError
-from windtunnel.policy.scaling import Autoscale, Faults, Foresight
+from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight
 from windtunnel.workload import Workload
 
 
@@ -31,6 +31,24 @@ def test_only_what_is_there_is_paid() -> None:
         full.usage.cost_usd / full.window.seconds * paid / 4
     )
     assert summary_json(found)["lives"]["replicas_paid"] == paid
+
+
+def test_a_forecast_counts_the_turns_that_others_release() -> None:
+    """Eight sessions of ten turns: only their first ones come by the clock."""
+    n = 80
+    sessions = Workload.from_columns(
+        session=np.arange(n) % 8, prompt_tokens=[200] * n, output_tokens=[20] * n, think_time=[1.0] * n
+    )
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"), Engine(), 4)
+
+    def starts(rule: Forecast | Foresight) -> int:
+        scaling = Autoscale(rule, least=1, most=4, interval=4.0, startup=1.0)
+        lives = summary(simulate(Deployment((pool,), "least_outstanding", scaling=scaling), sessions)).lives
+        return int(lives["starts"])
+
+    assert starts(Forecast(rps=2.0)) > starts(Forecast(rps=20.0)) == 0
+    with pytest.raises(InputError, match="policy=foresight knows when requests come, and these wait: use forecast"):
+        starts(Foresight(rps=2.0))
 
 
 def test_lost_requests_are_aborted() -> None:

@@ -27,6 +27,7 @@ from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated, draft_share
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
+from windtunnel.policy.scaling import Foresight
 from windtunnel.policy.tiers import Tier
 from windtunnel.simulate.disaggregation import (
     Sending,
@@ -137,6 +138,12 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     on_failure = deployment.faults[0].on_failure if deployment.faults else "retry"
     scaling = tuple(deployment.autoscaler(pool) for pool in deployment.pools)
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
+
+
+def _require_known_arrivals(demand: Demand, fleet: Fleet) -> None:
+    """Raise InputError for an autoscaler with foresight where nobody knows when requests will come."""
+    if demand.closed and any(scaling and isinstance(scaling.rule, Foresight) for scaling in fleet.scaling):
+        raise InputError("autoscale: policy=foresight knows when requests come, and these wait: use forecast")
 
 
 def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
@@ -291,9 +298,12 @@ def _asked(
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
     reserved = deployment.handover.reserved_decode_tokens
     if not client:
-        return *demand_of(workload, fleet, reserved), np.zeros(0)
+        demand, cut = demand_of(workload, fleet, reserved)
+        _require_known_arrivals(demand, fleet)
+        return demand, cut, np.zeros(0)
     delays = client.delays(workload, deployment.pools[0].engine.api_servers)
     demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
+    _require_known_arrivals(demand, fleet)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     return demand, cut, delays

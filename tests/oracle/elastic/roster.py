@@ -114,6 +114,12 @@ class Host(Protocol):
     ending: set[int]
     stages: list[Stage]
     requests: list[Request]
+    came: list[float]
+    """When requests have come to a replica."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests wait for others to end."""
 
     def fail(self, request: Request, time: float) -> None:
         """The replica that a request was on is no more."""
@@ -325,15 +331,15 @@ class Roster:
         schedulers = [group.schedulers[i] for replica, _ in up for group, i in replica.ranks]
         waiting = sum(self.host.waiting_tokens(one) for life in each.lives for one in life.requests)
         waiting += self.host.tokens_at_door(each.stage)
-        then = time + each.scaling.startup
+        then, interval = time + each.scaling.startup, each.scaling.interval
         used, limits = sum(scheduler.used_blocks for scheduler in schedulers), each.limits
         return Look(
             replicas=sum(life.state in (STARTING, UP) for life in each.lives),
             queued=waiting / (max(len(up), 1) * limits.max_model_len),
             kv=used / (limits.num_blocks * len(schedulers)) if schedulers else 0.0,
-            arrived=self._rate(time - each.scaling.interval, time),
+            arrived=self._rate(self.host.came if self.host.closed else self.arrivals, time - interval, time),
             before=each.rate_before,
-            coming=self._rate(then, then + each.scaling.interval),
+            coming=self._rate(self.arrivals, then, then + interval),
             role=each.role,
             loads=tuple(self._load(replica, life, limits) for replica, life in up),
         )
@@ -344,8 +350,9 @@ class Roster:
         blocks = sum(-(-tokens // limits.block_size) for tokens in waiting) + sum(rank.used_blocks for rank in ranks)
         return sum(waiting) / (limits.max_model_len * len(ranks)), blocks / (limits.num_blocks * len(ranks))
 
-    def _rate(self, start: float, end: float) -> float:
-        return (bisect_left(self.arrivals, end) - bisect_left(self.arrivals, start)) / (end - start)
+    @staticmethod
+    def _rate(came: list[float], start: float, end: float) -> float:
+        return (bisect_left(came, end) - bisect_left(came, start)) / (end - start)
 
     def _start(self, each: Crew, time: float) -> None:
         """Start a replica: one that drains goes on at once, since it is up."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.engine import Fleet, Floats, Integers
 from windtunnel.core.fleet.roster import STARTING, UP, Crew
-from windtunnel.core.records import QUEUED, State
+from windtunnel.core.records import AGAIN, AT_DOOR, NONE, QUEUED, ROUTED_AHEAD, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.policy.scaling import Look
 
@@ -68,25 +68,31 @@ def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -
     return round((total - free) * num_blocks / total)
 
 
-def look(each: Crew, measured: Sequence[Measured], at_door: int, came: Floats, time: float) -> Look:
-    """What the autoscaler of a pool sees; ``came``: when requests come, in order."""
-    assert each.scaling is not None
+def look(each: Crew, measured: Sequence[Measured], at_door: int, arrived: float, coming: float) -> Look:
+    """What the autoscaler of a pool sees; requests/s ``arrived`` and ``coming``: see Look."""
     up = [one for one, life in zip(measured, each.lives, strict=True) if life.state == UP]
     waiting = sum(sum(one.waiting) for one in measured) + at_door
     used, ranks = sum(one.used_blocks for one in up), sum(one.ranks for one in up)
-    then, interval = time + each.scaling.startup, each.scaling.interval
     return Look(
         replicas=sum(life.state in (STARTING, UP) for life in each.lives),
         queued=waiting / (max(len(up), 1) * each.limits.max_model_len),
         kv=used / (each.limits.num_blocks * ranks) if ranks else 0.0,
-        arrived=rate_between(came, time - interval, time),
+        arrived=arrived,
         before=each.rate_before,
-        coming=rate_between(came, then, then + interval),
+        coming=coming,
         role=each.role,
         loads=tuple(one.load for one in up),
     )
 
 
 def rate_between(came: Floats, start: float, end: float) -> float:
-    """Requests/s."""
+    """Requests/s; ``came``: when they come, in order."""
     return float(np.searchsorted(came, end) - np.searchsorted(came, start)) / (end - start)
+
+
+def times_of_arrival(requests: Any, since: float) -> Floats:
+    """When requests have come that others release, in order, from ``since`` on."""
+    state = requests["state"]
+    came = requests["arrival"][(requests["lane"] != NONE) | np.isin(state, (AT_DOOR, AGAIN, ROUTED_AHEAD))]
+    found: Floats = np.sort(came[came >= since])
+    return found

@@ -18,7 +18,7 @@ from windtunnel.core.dispatch import check
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
 from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, present, received
 from windtunnel.core.fleet.roster import DOWN, DRAINING, OFF, STARTING, UP, Crew, Life, Roster
-from windtunnel.core.fleet.scaling import Measured, look, rate_between
+from windtunnel.core.fleet.scaling import Measured, look, rate_between, times_of_arrival
 from windtunnel.core.fleet.tail import Tail, cut, tail_of
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import FULL, loop
@@ -100,6 +100,7 @@ class Service:
         """Requests before this one have ended."""
         self.window = Window(demand, self.course)
         self.came = np.sort(demand.arrival[np.isfinite(demand.arrival)])
+        """When requests come that no others release, in order."""
         self.events: list[tuple[float, int, int]] = [
             (failure.time, FAIL, k) for k, failure in enumerate(fleet.failures)
         ]
@@ -341,8 +342,13 @@ class Service:
         each = self.roster.crews[which]
         assert each.scaling is not None
         measured = [self._measured(life, time) for life in each.lives]
-        arrived = rate_between(self.came, time - each.scaling.interval, time)
-        seen = look(each, measured, self._tokens_at_door(each), self.came, time)
+        interval, then = each.scaling.interval, time + each.scaling.startup
+        came = self.came
+        if self.demand.closed:
+            came = times_of_arrival(self.state.requests[: len(self.demand.arrival)], time - interval)
+        arrived = rate_between(came, time - interval, time)
+        coming = rate_between(self.came, then, then + interval)
+        seen = look(each, measured, self._tokens_at_door(each), arrived, coming)
         each.rate_before = arrived
         wanted = each.scaling.wanted(seen)
         for _ in range(wanted - seen.replicas):
