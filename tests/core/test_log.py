@@ -66,6 +66,11 @@ def with_ranks(times: Any) -> Any:
     return replace(times, expert_tokens=0.01 * tokens)
 
 
+NUMBERS = {"node", "host_node"}
+"""Of nodes of SGLang's trees, which all lanes take from one array: ranks that make their steps in turn take others than
+ranks whose equal steps are made at once."""
+
+
 def check_folded(case: Any, raw: Record, folded: Record) -> None:
     """The rows of all lanes come back from those of changes, to the bit."""
     ranks = np.full(case.replicas, case.lanes)
@@ -79,7 +84,8 @@ def check_folded(case: Any, raw: Record, folded: Record) -> None:
     for name in COLUMNS:
         one, other = (each[name][np.lexsort(k)] for each, k in zip((rows, raw.rows), key, strict=True))
         assert one.tolist() == other.tolist(), name
-    assert folded.requests.tobytes() == raw.requests.tobytes()
+    for name in set(raw.requests.dtype.names or ()) - NUMBERS:
+        assert folded.requests[name].tobytes() == raw.requests[name].tobytes(), name
 
 
 @settings(max_examples=12, deadline=None)

@@ -90,9 +90,10 @@ def rate_between(came: Floats, start: float, end: float) -> float:
     return float(np.searchsorted(came, end) - np.searchsorted(came, start)) / (end - start)
 
 
-def times_of_arrival(requests: Any, since: float) -> Floats:
-    """When requests have come that others release, in order, from ``since`` on."""
-    state = requests["state"]
-    came = requests["arrival"][(requests["lane"] != NONE) | np.isin(state, (AT_DOOR, AGAIN, ROUTED_AHEAD))]
-    found: Floats = np.sort(came[came >= since])
+def times_of_arrival(requests: Any, count: int, since: float) -> Floats:
+    """When requests have come that others release, in order, from ``since`` on; ``count``: of requests, which have a
+    row for each side, and those that a decode replica prefills are on that side alone."""
+    known = (requests["lane"] != NONE) | np.isin(requests["state"], (AT_DOOR, AGAIN, ROUTED_AHEAD))
+    arrival = requests["arrival"][:count]
+    found: Floats = np.sort(arrival[known.reshape(-1, count).any(axis=0) & (arrival >= since)])
     return found

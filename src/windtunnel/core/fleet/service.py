@@ -345,7 +345,7 @@ class Service:
         interval, then = each.scaling.interval, time + each.scaling.startup
         came = self.came
         if self.demand.closed:
-            came = times_of_arrival(self.state.requests[: len(self.demand.arrival)], time - interval)
+            came = times_of_arrival(self.state.requests, len(self.demand.arrival), time - interval)
         arrived = rate_between(came, time - interval, time)
         coming = rate_between(self.came, then, then + interval)
         seen = look(each, measured, self._tokens_at_door(each), arrived, coming)

@@ -140,7 +140,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if demand.priority is not None:
         requests["priority"] = demand.priority
     if demand.sessions is not None:
-        requests["key"] = np.resize(demand.sessions, len(requests)) + 1  # pools have a row for each side
+        requests["routing_key"] = np.resize(demand.sessions, len(requests)) + 1  # pools have a row for each side
     seats = int(pools["max_num_seqs"].max())
     lanes["table"] = np.arange(len(lanes))
     staged = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)

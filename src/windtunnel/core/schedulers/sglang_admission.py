@@ -136,7 +136,7 @@ def have_keys(lane: Lane, requests: Array, seats: Array) -> bool:
     """Whether any running request has a routing key."""
     found = False
     for i in range(lane.top):
-        found |= requests[seats[WHO, i]].key > 0
+        found |= requests[seats[WHO, i]].routing_key > 0
     return found
 
 
@@ -145,7 +145,7 @@ def with_key(lane: Lane, requests: Array, seats: Array, key: int) -> int:
     """Running requests with this routing key; 0 is none."""
     count = 0
     for i in range(lane.top):
-        count += 1 if key > 0 and requests[seats[WHO, i]].key == key else 0
+        count += 1 if key > 0 and requests[seats[WHO, i]].routing_key == key else 0
     return count
 
 
@@ -161,8 +161,8 @@ def list_queue(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: A
         elif pool.order == RANDOM:
             keys[KEY, count] = float(mixed(mixed((pool.seed + requests[r].name) & MASK) ^ mixed(lane.shuffles + 1)))
         elif pool.order == ROUTING_KEY:
-            keys[KEY, count] = -float(with_key(lane, requests, seats, requests[r].key))
-            keys[TIE, count] = float(requests[r].key)
+            keys[KEY, count] = -float(with_key(lane, requests, seats, requests[r].routing_key))
+            keys[TIE, count] = float(requests[r].routing_key)
         else:
             keys[TIE, count] = float(requests[r].joined) if pool.order == FCFS else 0.0
         count += 1

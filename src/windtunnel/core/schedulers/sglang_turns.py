@@ -368,7 +368,7 @@ REQUEST_FIELDS: Fields = _integers(
     "looked",  # known tokens when it was last looked at
     "found",  # those that the order of the queue found in the tree
     "name",  # what breaks ties of the response ratio
-    "key",  # by which requests are routed; 0: none
+    "routing_key",  # by which requests are routed; 0: none
 )
 
 
