@@ -400,7 +400,7 @@ def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO |
     for field in fields(told):
         value = getattr(told, field.name)
         if value != field.default and field.name not in OF_ONE_RUN:
-            each = value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float) else str(value),)
+            each = value if isinstance(value, tuple) else (str(value).removesuffix(".0"),)
             words += [f"--{field.name.replace('_', '-')}", *each]
     words += ["--target-request-rate", f"{load['request_rate']:.3g}"]
     if slo and slo.limits:

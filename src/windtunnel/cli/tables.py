@@ -13,18 +13,11 @@ if TYPE_CHECKING:
 
 FORM: ContextVar[str] = ContextVar("form", default="text")
 """The form in which tables are printed: text for a terminal, or one of FORMS."""
-FORMS = ("md", "csv", "brief")
-"""Markdown, comma-separated values, and the few lines that a chat has room for."""
 IN_BRIEF = (("goal", "capacity"), ("load", "throughput"), ("cost", "confidence"))
 """The facts that are told in brief, a line for each pair."""
 MOST_COLUMNS, MOST_ROWS = 6, 4
 """Of a table that is told in brief."""
 GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
-
-
-def in_form(form: str, parts: "Sequence[Table | Text | str]") -> str:
-    """The text of one of FORMS."""
-    return {"md": markdown, "csv": comma_separated, "brief": brief}[form](parts)
 
 
 def markdown(parts: "Sequence[Table | Text | str]") -> str:
@@ -103,3 +96,7 @@ def _bare(cell: str) -> str:
 
 def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+FORMS = {"md": markdown, "csv": comma_separated, "brief": brief}
+"""Markdown, comma-separated values, and the few lines that a chat has room for."""

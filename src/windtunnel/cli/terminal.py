@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.cli.tables import FORM, in_form
+from windtunnel.cli.tables import FORM, FORMS
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Pool
@@ -90,7 +90,7 @@ def show(*parts: Table | Text | str) -> None:
     as it needs to be. Text has no blanks at the ends of lines.
     """
     if FORM.get() != "text":
-        sys.stdout.write(in_form(FORM.get(), parts))
+        sys.stdout.write(FORMS[FORM.get()](parts))
         return
     console = Console(highlight=False, markup=False)
     wide = not console.is_terminal and "COLUMNS" not in os.environ

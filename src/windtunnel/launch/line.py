@@ -80,7 +80,7 @@ def parse_line(
         for name, value in list(_options(engine, flags, files or {}, folder)):
             _put(engine, name, value, flags, spelled, over=False)
     if place := (env or {}).get(STORE_FILE):
-        document = _beside(place, files or {}, folder)
+        document = _settings_in(place, files or {}, folder)
         for name, value in (document if isinstance(document, Mapping) else {}).items():
             _put(engine, f"mooncake-config.{name}", value, flags, spelled, over=False)
     for name in MODEL_FLAGS:
@@ -204,14 +204,14 @@ def _options(
 
 
 def _yaml(name: str, files: Mapping[str, str], folder: Path) -> Any:
-    found = _beside(name, files, folder)
+    found = _settings_in(name, files, folder)
     if found is None:
         raise InputError(f"{name}: the line's file of settings is not here: put it next to the script, or paste it in")
     return found
 
 
-def _beside(name: str, files: Mapping[str, str], folder: Path) -> Any:
-    """What a file of settings says, that the script writes or that lies next to it; None where there is none."""
+def _settings_in(name: str, files: Mapping[str, str], folder: Path) -> Any:
+    """What a file of settings says, which the script writes or which is in its folder; None if there is none."""
     written = next((text for path, text in files.items() if path.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]), None)
     place = folder / name if not Path(name).is_absolute() else Path(name)
     if written is None and place.is_file():

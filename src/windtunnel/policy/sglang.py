@@ -153,7 +153,9 @@ class Sglang(Settings):
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
             raise InputError("retraction_policy='priority': needs enable_priority_scheduling")
         if self.enable_prefill_delayer and not self.async_scheduling:
-            raise InputError("enable_prefill_delayer: needs the overlap schedule, and so no pipeline")
+            raise InputError(
+                "enable_prefill_delayer: needs the overlap schedule: leave out disable_overlap_schedule and pipelines"
+            )
         if self.enable_prefill_delayer and self.exact_release:
             raise InputError("enable_prefill_delayer: not simulated with ignore_eos without the radix cache")
 

@@ -52,7 +52,7 @@ class Pasted:
             raise InputError(f"from: not simulated: {named}: leave them out of the line, or leave out --strict")
 
     def with_stores(self) -> "Pasted":
-        """Where stores are given besides the lines: it is known what those hold whose size the lines leave open."""
+        """The same with stores given as flags: they say how large the stores are whose size the lines leave open."""
         return replace(self, readings=tuple(map(_with_stores, self.readings)))
 
     def remarks(self) -> list[str]:
@@ -103,7 +103,7 @@ def read_pasted(texts: Sequence[str], model: str | None = None) -> Pasted:
 
 
 def _with_stores(reading: Reading) -> Reading:
-    """With what it says of stores used."""
+    """A reading in which stores without a size are no longer missing."""
     answered = tuple(word for word in reading.not_simulated if word.note.endswith(ADD_STORE))
     left = tuple(word for word in reading.not_simulated if word not in answered)
     return replace(

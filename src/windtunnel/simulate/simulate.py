@@ -143,7 +143,9 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
 def _require_known_arrivals(demand: Demand, fleet: Fleet) -> None:
     """Raise InputError for an autoscaler with foresight where nobody knows when requests will come."""
     if demand.closed and any(scaling and isinstance(scaling.rule, Foresight) for scaling in fleet.scaling):
-        raise InputError("autoscale: policy=foresight knows when requests come, and these wait: use forecast")
+        raise InputError(
+            "autoscale: policy=foresight knows when requests come, and these wait for others: use policy=forecast"
+        )
 
 
 def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
@@ -296,15 +298,13 @@ def _asked(
     workload: Workload, fleet: Fleet, client: ClientPath | None, deployment: Deployment
 ) -> tuple[Demand, int, NDArray[np.float64]]:
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
-    reserved = deployment.handover.reserved_decode_tokens
-    if not client:
-        demand, cut = demand_of(workload, fleet, reserved)
-        _require_known_arrivals(demand, fleet)
-        return demand, cut, np.zeros(0)
-    delays = client.delays(workload, deployment.pools[0].engine.api_servers)
-    demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
+    delays, seen = np.zeros(0), workload
+    if client:
+        delays = client.delays(workload, deployment.pools[0].engine.api_servers)
+        seen = at_engine(workload, delays, client)
+    demand, cut = demand_of(seen, fleet, deployment.handover.reserved_decode_tokens)
     _require_known_arrivals(demand, fleet)
-    if workload.max_concurrency:
+    if client and workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     return demand, cut, delays
 

@@ -33,6 +33,28 @@ class SglangCase:
     tiers: tuple[Tier, ...] = ()
 
 
+def two_ranks(policy: Sglang, times: Times, arrival: Any, output: int, seats: int = 8) -> SglangCase:
+    """Two ranks in lockstep, to which prompts of 20 tokens go in turn."""
+    n = len(arrival)
+    return SglangCase(
+        limits=Limits(seats, 64, 400, 4000, 1),
+        policy=policy,
+        times=times,
+        replicas=1,
+        lanes=2,
+        lockstep=True,
+        router=0,
+        arrival=np.array(arrival),
+        prompt=np.full(n, 20),
+        output=np.full(n, output),
+        declared=np.full(n, output),
+        hash_ids=(np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)),
+        hash_block_size=16,
+        max_concurrency=0,
+        priority=np.zeros(n, dtype=np.int64),
+    )
+
+
 def small_case(seed: int) -> SglangCase:
     """Either version; little memory, shared beginnings, every order, chunks mixed or not, pages, priorities, closed
     loops, several replicas."""

@@ -10,7 +10,7 @@ from equality import check_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.schedulers.sglang_cases import SglangCase, by_core, small_case, small_pipeline
+from core.schedulers.sglang_cases import SglangCase, by_core, small_case, small_pipeline, two_ranks
 from windtunnel.core.engine import Record
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
@@ -100,26 +100,10 @@ def test_places_are_divided_among_the_micro_batches(seqs: int, stages: int, each
 
 def test_ranks_in_lockstep_jump() -> None:
     """Also past an idle one: three rows a rank, not one a round."""
-    limits = Limits(8, 64, 400, 4000, 1)
     two = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 400, "ranks": 2}
     for requests in (1, 2):
-        case = SglangCase(
-            limits=limits,
-            policy=Sglang(),
-            times=linear(1.0, 0.01, 0.001, 1e-5, per_expert_token=0.01, **two),
-            replicas=1,
-            lanes=2,
-            lockstep=True,
-            router=0,
-            arrival=np.zeros(requests),
-            prompt=np.full(requests, 20),
-            output=np.full(requests, 300),
-            declared=np.full(requests, 300),
-            hash_ids=(np.zeros(requests + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)),
-            hash_block_size=16,
-            max_concurrency=0,
-            priority=np.zeros(requests, dtype=np.int64),
-        )
+        times = linear(1.0, 0.01, 0.001, 1e-5, per_expert_token=0.01, **two)
+        case = two_ranks(Sglang(), times, np.zeros(requests), 300)
         check_equal(case)
         jumped, stepped = by_core(case), by_core(case, jumps=False)
         assert len(stepped.rows) >= 2 * 300

@@ -3,63 +3,45 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from core.schedulers.sglang_cases import SglangCase, by_core
+from core.schedulers.sglang_cases import by_core, two_ranks
 from windtunnel.core.schedulers.sglang_delayer import WINDOW, should_hold
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Sglang
+from windtunnel.policy import Sglang
 
 DELAYED = Sglang(enable_prefill_delayer=True, prefill_delayer_max_delay_passes=6)
 
 
-def two_ranks(policy: Sglang, *arrival: float, seats: int = 8) -> Any:
+def scheduled(policy: Sglang, *arrival: float, seats: int = 8) -> Any:
     """When each of these requests was scheduled: they go to the ranks in turn, and run for a minute."""
-    n, limits = len(arrival), Limits(seats, 64, 400, 4000, 1)
     times = linear(1.0, 0, 0, 0, max_num_batched_tokens=64, max_num_seqs=seats, max_model_len=400, ranks=2)
-    case = SglangCase(
-        limits=limits,
-        policy=policy,
-        times=times,
-        replicas=1,
-        lanes=2,
-        lockstep=True,
-        router=0,
-        arrival=np.array(arrival),
-        prompt=np.full(n, 20),
-        output=np.full(n, 60),
-        declared=np.full(n, 60),
-        hash_ids=(np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)),
-        hash_block_size=16,
-        max_concurrency=0,
-        priority=np.zeros(n, dtype=np.int64),
-    )
+    case = two_ranks(policy, times, arrival, 60, seats)
     record, single = by_core(case), by_core(case, jumps=False)
     assert record.requests["finish"].tolist() == single.requests["finish"].tolist()
     return record.requests["scheduled"]
 
 
 def test_a_prompt_waits_for_one_of_the_other_rank() -> None:
-    at_once = two_ranks(replace(DELAYED, enable_prefill_delayer=False), 0, 10.5)
-    alone, together = two_ranks(DELAYED, 0, 10.5), two_ranks(DELAYED, 0, 10.5, 13.5)
+    at_once = scheduled(replace(DELAYED, enable_prefill_delayer=False), 0, 10.5)
+    alone, together = scheduled(DELAYED, 0, 10.5), scheduled(DELAYED, 0, 10.5, 13.5)
     assert alone[1] == at_once[1] + 5
     assert together[1] == together[2] == at_once[1] + 3
 
 
 def test_none_waits_while_memory_is_empty() -> None:
     empty = replace(DELAYED, prefill_delayer_token_usage_low_watermark=0.5)
-    assert two_ranks(empty, 0, 10.5)[1] == two_ranks(DELAYED, 0, 10.5)[1] - 5
+    assert scheduled(empty, 0, 10.5)[1] == scheduled(DELAYED, 0, 10.5)[1] - 5
 
 
 def test_idle_ranks_wait_no_time() -> None:
-    assert two_ranks(DELAYED, 3.0)[0] == 3.0
+    assert scheduled(DELAYED, 3.0)[0] == 3.0
 
 
 def test_both_wait_for_as_many_seats_as_a_round_took_from_the_second_time_on() -> None:
     """Rounds of one prompt: a free seat is enough."""
-    assert two_ranks(DELAYED, 0, 0, 10.5, 10.5).tolist() == [0, 0, 12, 12]
+    assert scheduled(DELAYED, 0, 0, 10.5, 10.5).tolist() == [0, 0, 12, 12]
 
 
 class Lane:
@@ -109,5 +91,5 @@ def test_what_it_needs() -> None:
 
 
 def test_all_ranks_count_the_rounds_since_the_prompt_of_one() -> None:
-    at_once, later = two_ranks(Sglang(), 0, 0.5), two_ranks(Sglang(prefill_decode_interval=6), 0, 0.5)
+    at_once, later = scheduled(Sglang(), 0, 0.5), scheduled(Sglang(prefill_decode_interval=6), 0, 0.5)
     assert later[1] - at_once[1] == 5  # one of the six had begun

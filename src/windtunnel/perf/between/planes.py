@@ -16,7 +16,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import octaves
 from windtunnel.perf.between.ensemble import left_out, nearby, shares
-from windtunnel.perf.database import Columns, one_per_key
+from windtunnel.perf.database import Columns, Table, one_per_key
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes, Sources
 
@@ -140,13 +140,21 @@ def one_kernel(rows: Columns, phase: str, backend: str = "") -> Columns:
     if phase == "prefill":
         rows = rows.where(batch_size=int(rows["batch_size"].min()))
     found = _one_each(rows)
-    if not backend or not others(found, backend):
+    if not backend or not _others(found, backend):
         return found
     own = _one_each(rows.take(_of_backend(rows, backend)))
     return own if 2 * len(own) >= len(found) else found
 
 
-def others(rows: Columns, backend: str) -> str:
+def named_kernel(table: Table, rows: Columns, phase: str, backend: str, what: str) -> Columns:
+    """As ``one_kernel``; where the kernel that is named was not measured, the notes say which one stands for it."""
+    found = one_kernel(rows, phase, backend)
+    if backend and (measured := _others(found, backend)):
+        table.note(f"{phase} {what}: no kernel of {backend} was measured: {measured} stands for it")
+    return found
+
+
+def _others(rows: Columns, backend: str) -> str:
     """Kernels of the rows that are not of this name; empty where one of them is."""
     return "" if _of_backend(rows, backend).any() else ", ".join(rows.values("kernel_source"))
 

@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch
-from windtunnel.perf.between.planes import Plane, cold_rate, extend, one_kernel, others, plane_of
+from windtunnel.perf.between.planes import Plane, cold_rate, extend, named_kernel, plane_of
 from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Efficiency, Kernel, cache_format, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes, blended
@@ -262,11 +262,7 @@ class AttentionTable(Table):
         columns = self._table(phase)
         assert columns is not None
         rows = columns.where(**dict(zip(KEYS, key[:4], strict=True)), kv_cache_dtype=key[4])
-        rows = one_kernel(rows, phase, key[5])
-        if key[5] and (measured := others(rows, key[5])):
-            what = "{}/{}×{}".format(*key)
-            self.note(f"{phase} attention heads={what}: no kernel of {key[5]} was measured: {measured} stands for it")
-        return rows
+        return named_kernel(self, rows, phase, key[5], "attention heads={}/{}×{}".format(*key))
 
     def _table(self, phase: str) -> Columns | None:
         if phase not in self._columns:

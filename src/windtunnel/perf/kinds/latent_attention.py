@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, between
-from windtunnel.perf.between.planes import Plane, extend, one_kernel, others, plane_of
+from windtunnel.perf.between.planes import Plane, extend, named_kernel, one_kernel, plane_of
 from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import LAUNCH_GRAPH, STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes
@@ -150,9 +150,11 @@ class LatentTable(Table):
         return found if measured == kernel else found.modelled()
 
     def _plane(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Plane:
-        rows = one_kernel(self._rows("decode", key, backend, pieces), "decode", measured.backend)
-        if measured.backend and not backend and (found := others(rows, measured.backend)):
-            self.note(f"decode latent attention: no kernel of {measured.backend} was measured: {found} stands for it")
+        rows = self._rows("decode", key, backend, pieces)
+        if backend:  # another engine's, which has its own names
+            rows = one_kernel(rows, "decode", measured.backend)
+        else:
+            rows = named_kernel(self, rows, "decode", measured.backend, "latent attention")
         return plane_of(measured, self.device, rows, "decode", self._core(measured, rows, pieces))
 
     def _curve(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Curve:

@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
-from windtunnel.perf.between.planes import Plane, extend, one_kernel, others, plane_of
+from windtunnel.perf.between.planes import Plane, extend, named_kernel, plane_of
 from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
@@ -178,9 +178,7 @@ class SparseTable(Table):
         columns = self.once(self._table, engine, phase, indexes)
         assert columns is not None
         rows = columns.where(architecture=architecture, num_heads=heads, kv_cache_dtype=kv_dtype, gemm_type=dtype)
-        rows = one_kernel(rows, phase, measured.backend)
-        if measured.backend and (found := others(rows, measured.backend)):
-            self.note(f"{phase} sparse attention: no kernel of {measured.backend} was measured: {found} stands for it")
+        rows = named_kernel(self, rows, phase, measured.backend, "sparse attention")
         if phase == "prefill":
             rows = rows.take(rows["step"] % GROUP == 0)
         return plane_of(measured, self.device, rows, phase)

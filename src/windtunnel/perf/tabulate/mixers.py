@@ -56,8 +56,9 @@ def _attention(attention: Attention, pool: Pool) -> Iterator[Operator]:
     per_head = _per_head(pool)
     sizes = (heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window)
     for phase in ("decode", "prefill"):
-        kernel = AttentionKernel(phase, *sizes, kv_dtype, per_head=per_head if phase == "decode" else None)
-        kernel = replace(kernel, backend=_named(pool))
+        kernel = AttentionKernel(
+            phase, *sizes, kv_dtype, per_head=per_head if phase == "decode" else None, backend=_named(pool)
+        )
         group = replace(kernel, heads=heads * attention.context_parts)
         widths = (attention.head_dim, attention.v_head_dim, (keys + values) * STORED_BYTES[kv_dtype])
         yield from in_parts(Operator(f"{phase}_attention", "attention", phase, 1, kernel), group, attention, widths)
@@ -195,8 +196,9 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
         kernel = SparseAttention(
             phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
         )
-        kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype, index_dtype=mla.index_dtype)
-        kernel = replace(kernel, backend=_named(pool))
+        kernel = replace(
+            kernel, kv_dtype=cache_dtype(pool), dtype=dtype, index_dtype=mla.index_dtype, backend=_named(pool)
+        )
         shared = "" if mla.index_heads else "_shared_index"
         yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
 

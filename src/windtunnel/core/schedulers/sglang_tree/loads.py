@@ -40,7 +40,7 @@ def waits(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG
 
 @part
 def has_nodes(tree: Any, wanted: int) -> bool:
-    """Whether so many nodes are free."""
+    """Whether at least ``wanted`` nodes are free."""
     if tree is None:
         return True
     return tree.room[LEFT] >= wanted
