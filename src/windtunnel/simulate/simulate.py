@@ -143,9 +143,7 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
 def _require_known_arrivals(demand: Demand, fleet: Fleet) -> None:
     """Raise InputError for an autoscaler with foresight where nobody knows when requests will come."""
     if demand.closed and any(scaling and isinstance(scaling.rule, Foresight) for scaling in fleet.scaling):
-        raise InputError(
-            "autoscale: policy=foresight knows when requests come, and these wait for others: use policy=forecast"
-        )
+        raise InputError("autoscale: policy=foresight knows when requests come, and these wait: use forecast")
 
 
 def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
