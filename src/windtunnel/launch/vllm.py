@@ -20,7 +20,7 @@ from windtunnel.deployment.engine import (
     MOE_BACKENDS,
     ONE_SIDED,
 )
-from windtunnel.deployment.resolve import SAME_METHOD
+from windtunnel.deployment.resolve import COMPRESSED_BLOCK, SAME_METHOD
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import ADD_STORE, Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
@@ -133,7 +133,10 @@ def quantization(asked: Asked, flag: str) -> str | None:
         known = {each.method for each in stored.formats}
         if known <= SAME_METHOD.get(asks, set()):
             return asks
-        asked.unused[flag] = f"the checkpoint is stored as {stored.methods}"
+        if asks == "modelopt_fp4":
+            asked.refused[flag] = f"weights in 4 bits: those of the checkpoint's name stand for them, {stored.methods}"
+        else:
+            asked.unused[flag] = f"the checkpoint is stored as {stored.methods}"
         return None
     if asks != "fp8" and asked.model is not None:
         asked.refused[flag] = (
@@ -300,7 +303,8 @@ def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:
     given = asked.number(flag) if asked.get(flag) != "" else None
     if given is None or asked.model is None:
         return
-    size = engine["block_size"] or (LARGEST_BLOCK if asked.model.has_mla else 16)
+    usual = COMPRESSED_BLOCK if asked.model.compresses else LARGEST_BLOCK if asked.model.has_mla else 16
+    size = engine["block_size"] or usual
     tp, parts = engine["tensor_parallel_size"] or 1, engine["decode_context_parallel_size"] or 1
     model = asked.model.with_context_parts(parts, tp) if parts > 1 else asked.model
     token = model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", tp)
