@@ -169,6 +169,9 @@ class Engine:
     fuse_allreduce_rms: bool | None = None
     """Sums over GPUs and the norm behind them are one kernel, where the device can (vLLM's ``pass_config``, SGLang's
     ``enable_flashinfer_allreduce_fusion``); None: as the engine does."""
+    enable_symm_mem: bool = False
+    """NCCL gathers and scatters in memory that lies at one address on all GPUs (SGLang's flag of that name, vLLM's
+    ``VLLM_USE_NCCL_SYMM_MEM``)."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""

@@ -18,7 +18,6 @@ from windtunnel.deployment.engine import (
     HIGH_THROUGHPUT,
     LOW_LATENCY,
     MOE_BACKENDS,
-    ONE_SIDED,
 )
 from windtunnel.deployment.resolve import COMPRESSED_BLOCK, SAME_METHOD
 from windtunnel.errors import InputError
@@ -44,6 +43,7 @@ CONNECTORS = {
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 MODES = {"NONE": True, "0": True}
 LARGEST_BLOCK = 64
+SYMMETRIC = "VLLM_USE_NCCL_SYMM_MEM"
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
 SP_SWITCHES = tuple(f"compilation-config.pass-config.{name}" for name in ("enable-sp", "enable-sequence-parallelism"))
@@ -70,6 +70,7 @@ def settings(asked: Asked) -> Settings:
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
+    engine["enable_symm_mem"] = True if asked.line.env.get(SYMMETRIC) == "1" else None
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
     _in_parts(asked, engine)
     _adapters(asked, engine)
@@ -192,7 +193,7 @@ def _exchange(asked: Asked, engine: dict[str, Any]) -> None:
     """Exchanges and micro-batches, where the ranks make them."""
     named = engine["all2all_backend"]
     shares = asked.experts and engine["enable_expert_parallel"] and (engine["data_parallel_size"] or 1) > 1
-    if named not in (None, GATHERED) and (named not in EXCHANGES or named == ONE_SIDED or not shares):
+    if named not in (None, GATHERED) and (named not in EXCHANGES or not shares):
         if shares:
             asked.refused["all2all-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
         else:

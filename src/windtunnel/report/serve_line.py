@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
+from windtunnel.deployment.engine import GATHERED, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES, WRITTEN
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, WAITS
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, SYMMETRIC, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -119,7 +119,7 @@ OF_TRTLLM = {
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = [*_cuts("VLLM", engine), "vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), *_symmetric(engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -221,6 +221,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "enable-hierarchical-cache": bool(pool.get("stores")),
+        "enable-symm-mem": bool(engine.get("enable_symm_mem")),
         "enable-flashinfer-allreduce-fusion": bool(engine.get("fuse_allreduce_rms")),
         _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
@@ -239,6 +240,11 @@ def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
     """The variable with the layers of each stage, where they are the user's."""
     layers = engine.get("pipeline_layers")
     return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
+
+
+def _symmetric(engine: Mapping[str, Any]) -> list[str]:
+    """vLLM's variable for collectives in symmetric memory."""
+    return [f"{SYMMETRIC}=1"] if engine.get("enable_symm_mem") else []
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -261,7 +267,7 @@ def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
     """What exchanges tokens, and DeepEP's mode."""
     if deepep:
         return "deepep", deepep
-    return (backend,) if backend == ONE_KERNEL else None
+    return next(((name,) for name, ours in WRITTEN.items() if ours == backend), None)
 
 
 def _fp4_index(pool: Mapping[str, Any]) -> str:
