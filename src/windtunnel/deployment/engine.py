@@ -69,7 +69,7 @@ class Engine:
     all2all_backend: str = GATHERED
     """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
     ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts),
-    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM) or ``megamoe`` (SGLang), both in one NVLink domain."""
+    ``flashinfer_nvlink_one_sided`` or ``megamoe`` (SGLang), both in one NVLink domain."""
     enable_dbo: bool = False
     """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
     ``enable_two_batch_overlap``)."""
