@@ -132,7 +132,7 @@ def device(name: str, extra: Iterable[Path] = ()) -> Device:
     devices = load_devices(*files) if files else _built_in()
     found = _find(name, {key: value.aliases for key, value in devices.items()})
     if found is None:
-        raise unknown("device", name, devices)
+        raise unknown("device", name, [*devices, *(alias for value in devices.values() for alias in value.aliases)])
     return devices[found]
 
 
