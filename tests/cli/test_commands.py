@@ -78,6 +78,12 @@ def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
     )
 
 
+def test_the_next_command_has_the_goal_of_this_one(capsys: Capture) -> None:
+    goal = "--goodput ttft:5000 --attainment 0.95 --slo ttft_p99=300ms e2el_p50=20000ms"
+    main([*QUICK, *goal.split()])
+    assert f"--target-request-rate 10 {goal} the cheapest" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_few_want_is_shown_on_demand(capsys: Capture) -> None:
     outputs = []
     for command in ([*QUICK], [*QUICK, "-v"]):

@@ -47,6 +47,8 @@ from windtunnel.policy.scaling import WHOLE_LINK, Failure, Lives
 
 EXPIRED = -1
 """A kind of event, before all others of ``service``: a prompt that was left behind has been held for its lease."""
+MORE_BEHIND = 4096
+"""Prompts of earlier attempts that may be held beside one of each request."""
 SIDES = ("prefill", "decode")
 ENDED = (GONE, REFUSED, IGNORED)
 
@@ -91,7 +93,8 @@ class PoolService(Service):
         self.decode_router, self.n = decode_router, len(demand.arrival)
         grows = fleet.on_failure == "migrate"
         stays = self.rules.lease < inf or self.rules.gate == "before_prefill"
-        self.passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router, stays, grows)
+        spare = min(self.n * max(len(fleet.failures), 1), self.n + MORE_BEHIND) if stays else 0
+        self.passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router, spare, grows)
         scaling = tuple(fleet.scaling[i] for i in self.passing.pools) if fleet.scaling else ()
         self.fleet = replace(self.passing.fleet, scaling=scaling)
         self.transfers, self.order = self.passing.transfers, self.passing.order
@@ -113,6 +116,8 @@ class PoolService(Service):
         self.kept: dict[int, list[Attempt]] = {}
         self.stuck: list[int] = []
         self.resent = 0
+        self.emptied = np.full(sum(self.fleet.replicas), -inf)
+        """When a replica last lost a request to what failed elsewhere."""
         self.moved = np.zeros(self.n)
         self.longest = _longest_prompt(fleet)
         self._open()
@@ -142,7 +147,10 @@ class PoolService(Service):
     def _happen(self, kind: int, who: int, time: float) -> None:
         if kind == EXPIRED:
             if self.behind.holds(self.state, who):
-                self._do(LET_GO, self.behind.rows[who], time)
+                row = self.behind.rows[who]
+                group = self.state.lanes["group"][self.state.requests["lane"][row]]
+                self.emptied[self.state.groups["replica"][group]] = time
+                self._do(LET_GO, row, time)
         elif kind == READY and who >= len(self.numbers):
             self._mend(self.fleet.failures[who - len(self.numbers)], time)
         elif kind == READY:
@@ -228,7 +236,11 @@ class PoolService(Service):
             mine = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0)
             goes = mine & (handed["goes"] > 0)
             times = [rows["finish"][: self.n][mine & ~goes], handed["freed"][goes], handed["prefill_end"][goes]]
-        return max(self.roster.life_of(j).since, *(float(np.nanmax(one, initial=-inf)) for one in times))
+            uncomputed = goes & (handed["lost"] > 0) & np.isnan(handed["prefill_end"])
+            behind = rows[self.behind.first :]
+            times += [rows["finish"][self.n : 2 * self.n][uncomputed], behind["finish"][np.isin(behind["lane"], lanes)]]
+        since = max(self.roster.life_of(j).since, float(self.emptied[j]))
+        return max(since, *(float(np.nanmax(one, initial=-inf)) for one in times))
 
     def _measured(self, life: Life, time: float) -> Measured:
         """A prompt that waits for memory on the other side does not wait for its own."""
@@ -407,6 +419,7 @@ class PoolService(Service):
             self.state.requests["state"][row] = QUEUED
         elif not isnan(handed["asked"][r]):
             self._do(UNASK, r, time)
+            self.emptied[handed["destination"][r]] = time
         there = Received(1, float(self.state.requests["last_token"][row])) if handed["asked"][r] >= 0 else None
         self._carry_on(r, there, time)
 
@@ -416,6 +429,7 @@ class PoolService(Service):
         handed: Any = self.transfers.handed
         if not handed["goes"][r] or not self.state.requests["holds"][r]:
             return
+        self.emptied[handed["source"][r]] = time  # or later
         if self.rules.gate == "before_prefill" and isnan(handed["admitted"][r]):
             self._do(UNCOME, r, time)
             return
@@ -529,10 +543,13 @@ class PoolService(Service):
         return replace(record, rows=rows, stalls=stalls, kv_bytes=sizes, lives=lives)
 
     def _last_event(self) -> float:
-        """When the last step has ended, or the last request came; no wait that runs out afterwards counts."""
-        groups, arrived = self.state.groups, self.state.requests["arrival"][: self.n]
+        """When the last step has ended, the last request came, or the last wait of one ran out; no wait that runs out
+        afterwards counts."""
+        groups, rows = self.state.groups, self.state.requests
         times = [self.last_lost, float(groups["now"].max()), float(groups["end"].max())]
-        times += [float(np.max(arrived[np.isfinite(arrived)], initial=0.0))]
+        gave_up: Any = np.setdiff1d(np.flatnonzero(self.transfers.handed["lost"]), self.lost)
+        those = np.concatenate([rows["arrival"][: self.n], rows["finish"][self.n + gave_up]])
+        times += [float(np.max(those[np.isfinite(those)], initial=0.0))]
         return max(time for time in times if isfinite(time))
 
 
