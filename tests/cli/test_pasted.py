@@ -72,6 +72,11 @@ def test_serve_takes_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "store: served live behind mixed pools" in capsys.readouterr().err
 
 
+def test_serve_tells_a_line_without_serving(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--from", LINE, "--dry-run"]) == 0
+    assert "Qwen/Qwen3-8B on one server of 2 h100_sxm GPUs is simulated" in capsys.readouterr().out
+
+
 def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--from", LINE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pool"]["engine"]["tensor_parallel_size"] == 2

@@ -20,11 +20,17 @@ NOTES = {"used": "sets", "ignored": "why", "not_simulated": "what it would chang
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried(Pasting):
+class Told(Pasting):
     """Launch lines, simulated or only told flag by flag."""
 
     dry_run: Annotated[bool, Parameter(negative=())] = False
     """Say what each flag of --from does, and what would be simulated, without simulating it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(Told):
+    """The same, and how strictly."""
+
     strict: Annotated[bool, Parameter(negative=())] = False
     """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured; and
     flags of --from that are not simulated."""

@@ -181,9 +181,7 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
             found["facts"] = read_facts(str(notes["windtunnel"]))
     if "apiVersion" in node:  # Dynamo's manifests have services as well
         found["manifest"] = True
-    elif (
-        isinstance(node.get("services"), Mapping) and "manifest" not in around
-    ):
+    elif isinstance(node.get("services"), Mapping) and "manifest" not in around:
         found["compose"] = True
     found |= facts_of_image(str(node.get("image") or ""))
     labels = node.get("nodeSelector")
