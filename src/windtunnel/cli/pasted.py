@@ -12,6 +12,7 @@ from windtunnel.scenario import Scenario
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Pool
+    from windtunnel.scenario.pasted import Pasted
 
 TITLES = {"used": "used", "ignored": "without effect on time or memory", "not_simulated": "not simulated"}
 
@@ -32,11 +33,11 @@ class Tried(Pasting):
 def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
     """Print the flags of launch lines by what becomes of them, and the deployment; 0. Raises InputError without
     lines."""
-    from windtunnel.scenario.pasted import DEVICE, read_pasted
+    from windtunnel.scenario.pasted import DEVICE
 
     if not texts:
         raise InputError("dry_run: needs a launch line: add --from 'vllm serve …'")
-    pasted, deployment = read_pasted(texts, scenario.server.model), scenario.deployment()
+    pasted, deployment = _named(texts, scenario.server.model), scenario.deployment()
     if set(scenario.pools.store).difference(pasted.words.get("store", ())):
         pasted = pasted.with_stores()
     if as_json:
@@ -53,6 +54,17 @@ def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
         if not remark.startswith("not simulated") and (scenario.server.device == DEVICE or "device:" not in remark):
             show(wrapped(remark))
     return 0
+
+
+def _named(texts: Sequence[str], model: str) -> "Pasted":
+    """The lines as they stand if they name this model, else with it in its place."""
+    from windtunnel.scenario.pasted import read_pasted
+
+    try:
+        found = read_pasted(texts)
+    except InputError:
+        return read_pasted(texts, model)
+    return found if found.words["model"] == model else read_pasted(texts, model)
 
 
 def _deployed(pools: "Sequence[Pool]") -> str:
