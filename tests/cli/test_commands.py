@@ -230,6 +230,19 @@ def test_explain_adds_up(capsys: Capture) -> None:
     assert "gate_up_proj" in capsys.readouterr().out
 
 
+def test_what_a_cache_finds_of_sessions_side_by_side_is_without_a_server(capsys: Capture, tmp_path: Path) -> None:
+    path, said = tmp_path / "load.jsonl", "as if answers took no time"
+    head = json.dumps({"schema_version": 2})
+    rows = [{"session": k // 2, "arrival": 0.0, "prompt_tokens": 90 + k % 2 * 20, "output_tokens": 9} for k in range(4)]
+    rows[1] |= {"begins": 0}
+    rows[3] |= {"begins": 2}
+    path.write_text("\n".join([head, *map(json.dumps, rows)]))
+    assert main(["trace", "describe", str(path), "--lanes", "2"]) == DONE
+    assert said in capsys.readouterr().out
+    assert main(["trace", "describe", str(path), "--lanes", "1"]) == DONE
+    assert said not in capsys.readouterr().out
+
+
 def test_traces_are_described_and_converted(capsys: Capture, tmp_path: Path) -> None:
     source = tmp_path / "azure.csv"
     source.write_text(
