@@ -132,8 +132,7 @@ def serve(
     kv_events_config
         vLLM's or SGLang's JSON: publishes what enters and leaves the prefix caches over ZeroMQ, as they do.
     """
-    if not server.model:
-        raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
+    _require_model(server)
     scenario = Scenario(server, replicas=replicas, router=router, pools=pools, calibration=calibration)
     if pasting.dry_run:
         show_pasted(pasting.lines, scenario, as_json=False)
@@ -151,8 +150,13 @@ def serve(
             deployment = live(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
         app = serving(deployment, clock, manners, log_to(log), record, kv_events)
-        line = f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}"
-        listen(app, socket, line, (ANY_SITE,))
+        listen(app, socket, f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}", (ANY_SITE,))
+
+
+def _require_model(server: Server) -> None:
+    """Raise InputError for a server of no model."""
+    if not server.model:
+        raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
 
 
 def _clock(speed: float, virtual_time: bool) -> "Clock":
