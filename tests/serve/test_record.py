@@ -148,7 +148,12 @@ def test_forks_and_joins_are_those_that_were_served_to_the_bit(
     """Times and hits of a run of the record, written and read again, are those of the run; its times are the server's
     up to the first arrival that no think time leads to: adding it to an end rounds to a neighbour."""
     ended, end = list[Stream](), Recorder.end
-    monkeypatch.setattr(Recorder, "end", lambda self, stream: (ended.append(stream), end(self, stream)))
+
+    def noted(self: Recorder, stream: Stream) -> None:
+        ended.append(stream)
+        end(self, stream)
+
+    monkeypatch.setattr(Recorder, "end", noted)
     joins = to_the_bit = 0
     for one in [seed] if isinstance(seed, int) else seed:
         served, path = deployment(num_gpu_blocks_override=900), tmp_path / "load.jsonl"
