@@ -70,10 +70,19 @@ def output(words: list[str]) -> str:
     return "".join(line.rstrip() + "\n" for line in lines if not PROGRESS.search(line))
 
 
-def quietly(words: list[str]) -> int:
-    """The exit code of a command whose output no page shows."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return main(words)
+def run_shell(command: str) -> str:
+    """What a command prints whose output no page shows; it ends well, or with a goal that is missed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        code = main(shlex.split(command)[1:])
+    assert code in (DONE, MISSED), (command, code)
+    return printed.getvalue()
+
+
+def bold_below(block: re.Match[str]) -> list[str]:
+    """What the paragraph below a block says in bold: words of its output."""
+    paragraph = block.string[block.end() :].strip().partition("\n\n")[0]
+    return [" ".join(said.casefold().split()) for said in re.findall(r"\*\*(.+?)\*\*", paragraph, re.DOTALL)]
 
 
 def rendered(page: Path) -> str:
@@ -92,8 +101,9 @@ def rendered(page: Path) -> str:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(text, str(page), "exec"), names)
         elif kind == "shell" and "$ windtunnel " in text:
-            codes = {command: quietly(shlex.split(command)[1:]) for command in commands(text)}
-            assert all(code in (DONE, MISSED) for code in codes.values()), codes
+            printed = "".join(run_shell(command) for command in commands(text))
+            missing = [said for said in bold_below(match) if said not in " ".join(printed.casefold().split())]
+            assert not missing or find_systems() is None, f"{name(page)}: says {missing}, which is not in:\n{printed}"
         elif "$ windtunnel " in text:
             text = "".join(f"$ {command}\n" + output(shlex.split(command)[1:]) for command in commands(text))
         return f"```{kind}\n{text}```"
@@ -190,6 +200,34 @@ def test_examples_print_what_the_page_shows(page: Path) -> None:
         find_systems() is not None
     ):  # without the kernel database, times are modelled: the examples run, with other numbers
         assert now == page.read_text(encoding="utf-8"), "python -m tests.test_docs writes it again"
+
+
+AGENTS = ROOT / "docs" / "agents.md"
+SESSIONS = ROOT.parent / "shared" / "traces" / "agent_sessions"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not here")
+def test_as_many_agents_fit_with_a_store() -> None:
+    page = AGENTS.read_text(encoding="utf-8")
+    block, axis = BLOCK.search(page), re.search(r"as many with `(--axis [^`]*)`", page)
+    assert block is not None and axis is not None
+    found = " ".join(run_shell(f"{commands(block[2])[0]} {axis[1]}").split())
+    (lanes,) = re.findall(r": (up to \d+) lanes of sessions", found)
+    assert lanes in bold_below(block)
+    assert len(re.findall(rf" 8 28\.72 {lanes.split()[-1]}\.0 ", found)) == 2  # without and with
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not SESSIONS.is_dir(), reason="the public traces are not here")
+def test_what_is_said_of_recorded_agents() -> None:
+    page = " ".join(AGENTS.read_text(encoding="utf-8").split())
+    command = re.search(r"`(windtunnel trace describe FOLDER [^`]*)`", page)
+    said = re.search(r"(\d+), ([\d.]+ %) of prompts can be found, but ([\d.]+ %) with 32 in play", page)
+    assert command is not None and said is not None
+    printed = " ".join(run_shell(command[1].replace("FOLDER", str(SESSIONS))).split())
+    assert f"sessions {said[1]} of" in printed and f"reuse {said[2]} of prompt tokens are found" in printed
+    assert f"{said[3]} with memory for 1,048,576 tokens" in printed
 
 
 def test_the_reference_is_the_help() -> None:

@@ -101,7 +101,7 @@ def test_no_alias_means_two_devices() -> None:
 
 
 def test_an_unknown_device_is_answered_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="unknown device 'h1000': did you mean 'h100_sxm'"):
+    with pytest.raises(InputError, match="unknown device 'h1000': did you mean 'h100'"):
         device("h1000")
 
 

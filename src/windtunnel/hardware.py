@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, nearest, unknown
 
 CATALOGUE = Path(__file__).parent / "data" / "hardware.toml"
 GIB = 2**30
@@ -132,7 +132,8 @@ def device(name: str, extra: Iterable[Path] = ()) -> Device:
     devices = load_devices(*files) if files else _built_in()
     found = _find(name, {key: value.aliases for key, value in devices.items()})
     if found is None:
-        raise unknown("device", name, devices)
+        spoken = [*devices, *(alias for value in devices.values() for alias in value.aliases)]
+        raise unknown("device", name, spoken if nearest(name, spoken) else devices)
     return devices[found]
 
 

@@ -381,7 +381,7 @@ APART = ("--prefill", "", "--decode", "")
         ((*APART, "--autoscale", "least=9 most=3 pool=decod"), "autoscale: unknown pool 'decod'"),
         ((*APART, "--autoscale", "policy=forecast pool=decod"), "autoscale: unknown pool 'decod'"),
         ((*APART, "--autoscale", "policy=planner up=0 target=laetncy"), "did you mean 'latency'?"),
-        (("--prefill", "device=h10"), "prefill: unknown device 'h10': did you mean 'h100_sxm'?"),
+        (("--prefill", "device=h10"), "prefill: unknown device 'h10': did you mean 'h100'?"),
         (("--mixed", "replicas=x devise=h100"), "mixed: unknown key 'devise': did you mean 'device'?"),
         ((*APART, "--link", "latency=x bandwith=5"), "link: unknown key 'bandwith': did you mean 'bandwidth'?"),
         ((*APART, "--handover", "lease=-1 on_expiry=fale"), "handover: unknown on_expiry 'fale': did you mean 'fail'?"),

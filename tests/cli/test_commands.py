@@ -78,6 +78,12 @@ def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
     )
 
 
+def test_the_next_command_has_the_goal_of_this_one(capsys: Capture) -> None:
+    goal = "--goodput ttft:5000 --attainment 0.95 --slo ttft_p99=300ms e2el_p50=20000ms"
+    main([*QUICK, *goal.split()])
+    assert f"--target-request-rate 10 {goal} the cheapest" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_few_want_is_shown_on_demand(capsys: Capture) -> None:
     outputs = []
     for command in ([*QUICK], [*QUICK, "-v"]):
@@ -222,6 +228,19 @@ def test_explain_adds_up(capsys: Capture) -> None:
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert main(["explain", "Qwen/Qwen3-8B"]) == DONE
     assert "gate_up_proj" in capsys.readouterr().out
+
+
+def test_what_a_cache_finds_of_sessions_side_by_side_is_without_a_server(capsys: Capture, tmp_path: Path) -> None:
+    path, said = tmp_path / "load.jsonl", "as if answers took no time"
+    head = json.dumps({"schema_version": 2})
+    rows = [{"session": k // 2, "arrival": 0.0, "prompt_tokens": 90 + k % 2 * 20, "output_tokens": 9} for k in range(4)]
+    rows[1] |= {"begins": 0}
+    rows[3] |= {"begins": 2}
+    path.write_text("\n".join([head, *map(json.dumps, rows)]))
+    assert main(["trace", "describe", str(path), "--lanes", "2"]) == DONE
+    assert said in capsys.readouterr().out
+    assert main(["trace", "describe", str(path), "--lanes", "1"]) == DONE
+    assert said not in capsys.readouterr().out
 
 
 def test_traces_are_described_and_converted(capsys: Capture, tmp_path: Path) -> None:

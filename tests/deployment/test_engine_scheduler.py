@@ -64,7 +64,7 @@ def test_tensorrt_llm_mixes_whole_prompts_with_decodes() -> None:
 def test_tensorrt_llm_refuses_prompts_beyond_a_step() -> None:
     found = run(served(preset="trtllm-1.0"), load(requests=2, prompts=9000))
     assert (found.requests.status == REJECTED).all()
-    assert any("their prompts the 8192 tokens of a step" in text for text in found.manifest["warnings"])
+    assert any("their prompts the 8,192 tokens of a step" in text for text in found.manifest["warnings"])
     cut = run(served(preset="trtllm-1.0", enable_chunked_prefill=True), load(requests=2, prompts=9000))
     assert (cut.requests.status == FINISHED).all()
 

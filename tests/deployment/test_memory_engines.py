@@ -6,6 +6,7 @@ import pytest
 
 from windtunnel.deployment import Engine, Pool, memory
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import LinearAttention, load_model
 
@@ -27,6 +28,33 @@ def test_each_engine_shares_memory_in_its_own_way() -> None:
     used = trtllm.weight_bytes + trtllm.activation_bytes + trtllm.reserve_bytes
     assert trtllm.available_bytes == int(0.8 * (usable - used))
     assert trtllm.block_size == 32
+
+
+def test_sglang_and_trtllm_start_where_the_longest_request_or_the_cache_that_is_named_does_not_fit() -> None:
+    """``max_total_tokens`` and ``max_model_len`` are limits to them, and orders to vLLM. Two H100 hold no
+    million tokens."""
+    model = "mistralai/Mistral-Small-4-119B-2603"
+    for name, override in (("sglang-0.5", 10**6), ("trtllm-1.0", 10**5)):
+        engine = Engine(preset=name, max_num_batched_tokens=8192, tensor_parallel_size=2, enable_chunked_prefill=True)
+        pool = Pool(load_model(model), device("h100"), engine)
+        found = kv_blocks(pool)
+        assert found.num_tokens < pool.engine.resolved("max_model_len")
+        (note,) = memory.room_notes(pool, found)
+        assert note.startswith("max_model_len=1048576 does not fit: the KV cache on each h100_sxm holds")
+        few, many = (
+            replace(pool, engine=replace(engine, num_gpu_blocks_override=blocks)) for blocks in (100, override)
+        )
+        assert (kv_blocks(few).num_blocks, kv_blocks(many).num_blocks) == (100, found.num_blocks)
+        assert "which is a limit to" in memory.room_notes(many, found)[0]
+    with pytest.raises(InputError, match=r"max_model_len=1048576 of .* needs"):
+        kv_blocks(Pool(load_model(model), device("h100"), Engine(tensor_parallel_size=2)))
+
+
+def test_a_shortage_names_the_release_that_has_less_of_other_memory() -> None:
+    """vLLM 0.31's sampler takes three times as much as 0.29's for 1,024 requests."""
+    pool = Pool(load_model("MiniMaxAI/MiniMax-M2.1"), device("h100"), Engine(tensor_parallel_size=4))
+    with pytest.raises(InputError, match=r"it would fit with max_model_len=\d+ or preset='vllm-0.29'"):
+        kv_blocks(pool)
 
 
 def test_a_draft_layer_needs_weights_and_cache_of_its_own() -> None:

@@ -225,6 +225,9 @@ def test_deployments() -> None:
     assert Deployment((pool, replace(pool, replicas=1))).gpus == 6
     with pytest.raises(InputError, match="at least one pool"):
         Deployment(())
+    for named in ("Qwen/Qwen3-8B", ["Qwen/Qwen3-8B"]):
+        with pytest.raises(InputError, match="'Qwen/Qwen3-8B' is no Pool"):
+            Deployment(named)  # type: ignore[arg-type]
 
 
 def test_pools_of_one_role_need_those_of_the_other_and_equal_kv() -> None:

@@ -15,6 +15,7 @@ MOE, DENSE, H100 = load_model("Qwen3-30B-A3B"), load_model("Qwen3-8B"), device("
 SHARED: dict[str, Any] = {"data_parallel_size": 8, "enable_expert_parallel": True}
 LOW = SHARED | {"all2all_backend": "deepep_low_latency"}
 HIGH = SHARED | {"all2all_backend": "deepep_high_throughput"}
+ONE_SIDED = {"all2all_backend": "flashinfer_nvlink_one_sided"}
 SGLANG = {"preset": "sglang-0.5"}
 
 
@@ -67,7 +68,7 @@ def test_ranks_of_tensorrt_llm_in_racks_write_into_each_others_memory(
         (LOW | {"enable_expert_parallel": False}, "needs data-parallel ranks of a mixture"),
         (LOW | {"all2all_backend": "deepep_auto"}, "vllm-0.32 has no such choice; use 'deepep_low_latency'"),
         (LOW | {"preset": "trtllm-1.0"}, "not simulated for trtllm-1.0; use preset='vllm-0.32'"),
-        (SHARED | {"all2all_backend": "flashinfer_nvlink_one_sided"}, "simulated for TensorRT-LLM alone"),
+        (SHARED | ONE_SIDED | {"preset": "vllm-0.10"}, "not simulated for vllm-0.10"),
         (LOW | {"preset": "vllm-0.10"}, "not simulated for vllm-0.10"),
         (HIGH | {"cudagraph_capture_sizes": (8, 16)}, r"cudagraph_capture_sizes=\[8, 16\]: .* is in no graph"),
         (SHARED | {"enable_dbo": True}, "use all2all_backend='deepep_low_latency' or 'deepep_high_throughput'"),

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
+from windtunnel.hardware import device
 from windtunnel.launch import Reading, read_line, read_source
+from windtunnel.model import load_model
 
 
 def read(text: str) -> Reading:
@@ -169,10 +173,33 @@ def test_trtllm() -> None:
     assert reading.not_simulated == ()
 
 
-def test_a_prefix_cache_of_trtllm_is_not_simulated_and_said() -> None:
-    assert flags(read("trtllm-serve Qwen/Qwen3-8B"), "not_simulated") == {
-        "kv-cache-config.enable-block-reuse (left out)"
-    }
+def test_prefixes_of_trtllm_are_kept_unless_the_line_says_no() -> None:
+    plain, off, decode = (
+        read(f"trtllm-serve Qwen/Qwen3-8B {more}")
+        for more in ("", "--kv_cache_config.enable_block_reuse false", "--server_role generation")
+    )
+    assert plain.settings["scheduler"] == "trtllm-1.0:enable_block_reuse=true"
+    assert "whole blocks" in plain.notes["prefixes"]
+    assert "scheduler" not in off.settings and not off.notes
+    assert "scheduler" not in decode.settings
+
+
+def test_weights_in_four_bits_are_not_those_of_a_name_in_eight() -> None:
+    line = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 4"
+    four = read(f"{line} --quantization modelopt_fp4")
+    assert (four.model, read(line).model) == ("nvidia/DeepSeek-R1-NVFP4", "deepseek-ai/DeepSeek-R1")
+    assert four.notes["model"].startswith("nvidia/DeepSeek-R1-NVFP4, whose 4 bits")
+    other = read("vllm serve Qwen/Qwen3.5-397B-A17B-FP8 --quantization fp8")
+    assert other.model == "Qwen/Qwen3.5-397B-A17B-FP8" and not other.not_simulated
+    unknown = read("vllm serve zai-org/GLM-4.5-FP8 --quantization modelopt_fp4")
+    assert [word.flag for word in unknown.not_simulated] == ["--quantization"]
+
+
+def test_bytes_of_the_cache_are_blocks_of_the_size_that_the_model_has() -> None:
+    given = read("vllm serve deepseek-ai/DeepSeek-V4-Flash --kv-cache-dtype fp8 --kv-cache-memory-bytes 10000000000")
+    pool = Pool(load_model(given.model), device("b300"), Engine(**given.settings))
+    budget = kv_blocks(pool)
+    assert budget.num_blocks * budget.block_bytes == pytest.approx(10e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ REFUSED = (
     "started by MPI",
     "start it by hand",
 )
+WRITES = "flashinfer_nvlink_one_sided"
 COMMON: dict[str, Any] = {
     "tensor_parallel_size": st.sampled_from([1, 2, 4, 8]),
     "pipeline_parallel_size": st.sampled_from([1, 2]),
@@ -72,7 +73,7 @@ OWN: dict[str, dict[str, Any]] = {
         "long_prefill_token_threshold": st.just(1024),
         "prefill_schedule_interval": st.sampled_from([1, 4]),
         "scheduler_reserve_full_isl": st.booleans(),
-        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput"]),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", WRITES]),
         "enable_dbo": st.booleans(),
         "dbo_decode_token_threshold": st.just(64),
         "quantization": st.just("fp8"),
@@ -84,6 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
         "attention_backend": st.sampled_from(["flash_attn", "flashinfer_mla"]),
         "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
         "fuse_allreduce_rms": st.booleans(),
+        "enable_symm_mem": st.just(True),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
@@ -95,6 +97,7 @@ OWN: dict[str, dict[str, Any]] = {
         "attention_backend": st.sampled_from(["fa3", "trtllm_mla"]),
         "moe_backend": st.just("flashinfer_trtllm"),
         "fuse_allreduce_rms": st.booleans(),
+        "enable_symm_mem": st.just(True),
         "indexer_kv_dtype": st.just("mxfp4"),
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
@@ -105,7 +108,9 @@ OWN: dict[str, dict[str, Any]] = {
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
         "enable_prefix_caching": st.booleans(),
-        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto", "megamoe"]),
+        "all2all_backend": st.sampled_from(
+            ["deepep_low_latency", "deepep_high_throughput", "deepep_auto", "megamoe", WRITES]
+        ),
         "enable_dbo": st.booleans(),
         "quantization": st.just("fp8"),
         "scheduler": st.sampled_from(
@@ -126,7 +131,15 @@ OWN: dict[str, dict[str, Any]] = {
         "shared_head": st.just(True),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
-        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"]),
+        "scheduler": st.sampled_from(
+            [
+                "trtllm-max-utilization",
+                "trtllm-guaranteed-no-evict:balance_timeout=60",
+                "trtllm-1.0:enable_block_reuse=true",
+                "trtllm-1.0:enable_block_reuse=true,capacity_scheduler_policy=MAX_UTILIZATION,enable_balance=true",
+                "trtllm-1.0:batch_wait_timeout_iters=8,chunked_prefill=true,chunking_policy=EQUAL_PROGRESS",
+            ]
+        ),
     },
 }
 
@@ -224,7 +237,8 @@ def test_a_deployment_comes_back(backend: str) -> None:
 def test_own_cut_points_come_back(backend: str) -> None:
     engine = Engine(preset=PRESETS[backend], pipeline_parallel_size=3, pipeline_layers=(13, 12, 11))
     deployment = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine),))
-    for kind in ("docker", "systemd", "kubernetes"):
+    kinds = sorted(FORMATS) if backend == "vllm" else ("docker", "systemd", "kubernetes")
+    for kind in kinds:
         assert back(deployment, kind).pools[0].engine.pipeline_layers == (13, 12, 11)
 
 

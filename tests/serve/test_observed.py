@@ -67,7 +67,6 @@ def test_a_plan_that_no_longer_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["serve", "Qwen/Qwen3-8B", "--tokenizer", "nowhere.json"], "nowhere.json"),
         (["serve", "Qwen/Qwen3-8B", "--bytes-per-token", "0"], "bytes_per_token=0"),
         (["serve", "Qwen/Qwen3-8B", "--port", "99999"], "port=99999"),
-        (["serve", "Qwen/Qwen3-8B", "--port", "0", *SIDES, "--fail", "pool=decode at=5"], "do not fail or scale live"),
         (["serve", "Qwen/Qwen3-8B", "--port", "0", *SIDES, "--store", "tier=host capacity=2e11"], "mixed pools"),
         (["serve", "Qwen/Qwen3-8B", "--port", "0", "--autoscale", "policy=foresight rps=5"], "what is to come"),
         (["serve", "deepseek-ai/DeepSeek-R1", "--port", "0"], "needs"),

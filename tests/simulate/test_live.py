@@ -9,8 +9,9 @@ from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from simulate.test_disaggregation import LENGTHS, pools
 from windtunnel.core.live.tokens import FAILED, STAYS
+from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError
-from windtunnel.policy.scaling import Faults
+from windtunnel.policy.scaling import Autoscale, Faults, Planner
 from windtunnel.simulate.live import Arrival, LiveDeployment, live
 from windtunnel.simulate.run import ABORTED
 from windtunnel.simulate.simulate import simulate
@@ -87,12 +88,54 @@ def test_clients_that_leave_and_caches_that_are_forgotten() -> None:
     assert times[0] == times[1]
 
 
+def kept_tokens(served: LiveDeployment, workload: Workload, until: float) -> list[list[float]]:
+    """When each request's client gets its tokens, of which none is withdrawn, where requests go on elsewhere."""
+    told: list[tuple[float, int, int]] = []
+    slots: dict[int, int] = {}
+
+    def note(rows: Any) -> None:
+        for slot, time in served.engine.withdrawn:
+            told[:] = [one for one in told if one[1] != slots[slot] or one[0] <= time]
+        served.engine.withdrawn.clear()
+        told.extend((row[0], slots[row[1]], row[2]) for row in rows.tolist())
+
+    for i, time in enumerate(workload.arrival.tolist()):
+        note(served.engine.advance(time))
+        prompt, output = int(workload.prompt_tokens[i]), int(workload.output_tokens[i])
+        slot, _, rows = served.engine.arrive(Arrival(prompt, output, int(workload.max_tokens[i])), time)
+        slots[slot] = i
+        note(rows)
+    note(served.engine.advance(until))
+    found: list[list[float]] = [[] for _ in range(len(workload))]
+    for time, i, tokens in sorted(told):
+        found[i] += [time] * (tokens - len(found[i]))
+    return found
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+def test_pools_that_fail_and_scale(preset: str) -> None:
+    deployment = pools(preset)
+    named = tuple(replace(pool, name=pool.role, replicas=2) for pool in deployment.pools)
+    faults = [
+        Faults(pool=name, at=at, down=0.5, on_failure="migrate") for name, at in (("decode", 0.4), ("prefill", 0.7))
+    ]
+    scaled = Autoscale(Planner("latency"), 1, 2, 0.25, 0.1, "decode")
+    deployment = replace(deployment, pools=named, faults=tuple(faults), scaling=scaled)
+    workload = generate(Gamma(40.0, 0.5), LENGTHS, 40, seed=3)
+    run = simulate(deployment, workload, perf="modelled")
+    assert run.requests.preemptions.sum() > 0
+    found = kept_tokens(live(deployment, perf="modelled"), workload, 30.0)
+    assert [len(times) for times in found] == run.requests.output_tokens.tolist()
+    assert [times[0] for times in found] == run.requests.first_token.tolist()
+    assert [times[-1] for times in found] == run.requests.finish.tolist()
+
+
 def test_what_is_refused() -> None:
     served = pools("vllm-0.33")
-    named = tuple(replace(pool, name=pool.role) for pool in served.pools)
-    served = replace(served, pools=named, faults=(Faults(pool="decode", at=5.0),))
-    with pytest.raises(InputError, match="do not fail or scale live"):
-        live(served, perf="modelled")
+    tiers = tuple(replace(pool, stores=(Store("host", 2e11),)) for pool in served.pools)
+    with pytest.raises(InputError, match="mixed pools"):
+        live(replace(served, pools=tiers), perf="modelled")
 
 
 @WITH_THE_COMPILER

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core.fleet.test_pools import RULES, waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import disaggregated_records
 from oracle import handover as reference
@@ -199,7 +199,8 @@ def test_pools_that_fail_and_scale_are_those_of_the_oracle(case: Any, data: Any,
     """Failures never at the time of anything else, whose order would be open."""
     fleet, demand, crossing, router = case
     at = st.sampled_from([0.0371, 2.0371, 9.0371, 20.0371])
-    failure = st.builds(Failure, at, st.sampled_from([0, fleet.replicas[0]]), st.sampled_from([0.5, 5.0]))
+    fails = st.sampled_from([0, fleet.replicas[0]])
+    failure = st.builds(Failure, at, fails, st.sampled_from([0.5, 5.0]), st.just("replica"))
 
     def scaled(most: int) -> st.SearchStrategy[Autoscale]:
         interval, startup = st.sampled_from([1.37, 4.37]), st.sampled_from([0.0, 1.0])
@@ -212,7 +213,10 @@ def test_pools_that_fail_and_scale_are_those_of_the_oracle(case: Any, data: Any,
         scaling=tuple(data.draw(st.none() | scaled(most)) for most in fleet.replicas),
     )
     fleet, crossing = owned(fleet, make, make), replace(crossing, rules=data.draw(waits(crossing.rules)))
-    expected = by_reference(fleet, demand, crossing, router)
+    try:
+        expected = by_reference(fleet, demand, crossing, router)
+    except InputError:  # it evicts for ever
+        assume(False)
     found = run_pools(fleet, demand, (router, router), np.zeros((2, len(demand.arrival))), crossing)
     assert_equal(found, expected)
     assert found.lives == expected.lives

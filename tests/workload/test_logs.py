@@ -177,3 +177,54 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     path.write_text("when,in,out\n0,10,5\n1.5,20,5\n")
     found = import_logs([path], {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"})
     assert found.workload.arrival.tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("ts,user,prompt_tokens,completion_tokens\n5,a,10,3\n6,b,,\n7.5,a,20,4\n", "log.csv"),
+        (
+            "\n".join(
+                json.dumps({"created": at, "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+                for at, prompt, output in ((5, 10, 3), (6, 0, 0), (7.5, 20, 4))
+            ),
+            "log.jsonl",
+        ),
+        (
+            json.dumps(
+                [
+                    {"ts": 5, "input_tokens": 10, "output_tokens": 3},
+                    {"ts": 6},
+                    {"ts": 7.5, "input_tokens": 20, "output_tokens": 4},
+                ]
+            ),
+            "log.json",
+        ),
+    ],
+)
+def test_a_log_is_read_where_a_trace_is(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    found, asked = load_trace(path), import_logs([path])
+    assert found.digest == asked.workload.digest
+    assert found.arrival.tolist() == [0.0, 2.5]
+    assert any("read as a log: arrival = " in note for note in found.notes)
+    assert any("left out 1 of 3 rows" in note for note in found.notes)
+    with pytest.raises(InputError, match="log"):
+        load_trace(path, "vidur" if name.endswith("csv") else "jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arrival,prompt_tokens,output_tokens,prioritty\n0,1,2,3\n", "unknown column of the csv format 'prioritty'"),
+        ('{"arrival": 0, "prompt_tokens": 1, "output_tokens": 2, "prioritty": 3}\n', "unknown column 'prioritty'"),
+        ('{"schema_version": 1}\n{"ts": 0, "input_tokens": 1, "completion_tokens": 2}\n', "unknown column 'ts'"),
+        ("arrived_at,num_prefill_tokens,num_decode_token\n1,2,3\n", "'num_decode_tokens' of the vidur format"),
+    ],
+)
+def test_a_misspelt_trace_is_no_log(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        load_trace(path)

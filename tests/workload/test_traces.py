@@ -9,15 +9,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.workload import AllAtOnce, Constant, Poisson, json_traces, load_trace
 from windtunnel.workload.csv_traces import wall_clock
 from windtunnel.workload.json_traces import shorten
 from windtunnel.workload.synthetic import stream
-from windtunnel.workload.traces import spread
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not beside the repository")
@@ -152,7 +149,7 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (b"PAR1 is no Parquet", "not a readable Parquet file"),
         ("a,b,c\n1,2,3\n", "columns 'a, b, c' fit no known trace format"),
         ("arrival,prompt_tokens,output_tokens\n0,1_000,5\n", "row 1: prompt_tokens='1_000': must be a whole number"),
-        ("ts,prompt_tokens,completion_tokens\n0,1,5\n", "windtunnel trace import finds out which is which"),
+        ("ts,prompt_tokens,completion_tokens\n0,0,5\n", "windtunnel trace import finds out which is which"),
         (
             "arrived_at,num_prefill_tokens,num_decode_token\n1,2,3\n",
             "'num_decode_tokens' of the vidur format is missing",
@@ -235,17 +232,6 @@ def test_dropping_keeps_hash_ids_with_their_rows(tmp_path: Path) -> None:
     workload = load_trace(write(tmp_path, timed(rows), "m.jsonl"), drop_empty=True)
     assert workload.hash_ids is not None
     assert workload.hash_ids[1].tolist() == [5, 6]
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(0.1, 3), st.integers(0, 3))
-def test_jitter_spreads_ties_but_keeps_the_order_and_the_ticks(ticks: list[int], quantum: float, seed: int) -> None:
-    arrival = np.sort(np.array(ticks, np.float64))
-    moved = spread(arrival, quantum, stream(seed, "jitter"))
-    assert (np.diff(moved) >= 0).all()
-    assert (moved >= arrival).all()
-    assert (moved <= arrival + quantum).all()
-    later = arrival[np.minimum(np.searchsorted(arrival, arrival, side="right"), len(arrival) - 1)]
-    assert ((moved <= later) | (later == arrival)).all()
 
 
 def test_jitter_is_part_of_reading(tmp_path: Path) -> None:
@@ -353,18 +339,6 @@ def test_our_own_names_and_other_delimiters_need_no_names(tmp_path: Path) -> Non
 def test_names_of_columns_that_cannot_be(tmp_path: Path, names: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_trace(write(tmp_path, GATEWAY), columns=names)
-
-
-def test_ties_are_spread_over_the_tick_or_to_the_next_time() -> None:
-    """A thousand at 0 and at 2, and one at 2.5: over one second, half a second, and one second."""
-    arrival = np.array([0.0] * 1000 + [2.0] * 1000 + [2.5])
-    moved = spread(arrival, 1.0, stream(0, "jitter"))
-    first, second = moved[:1000], moved[1000:2000]
-    assert (first.mean(), first.max()) == pytest.approx((0.5, 1.0), abs=0.03)
-    assert (second.mean(), second.max()) == pytest.approx((2.25, 2.5), abs=0.02)
-    assert 2.5 < moved[-1] < 3.5
-    with pytest.raises(InputError, match="jitter=0: must be seconds > 0, or 0 for none"):
-        spread(arrival, 0.0, stream(0, "jitter"))
 
 
 def test_files_without_anything_special_are_read_as_they_are(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload, at_rate, copies, cut_to, head, repeat, scale_time, with_concurrency
 from windtunnel.workload.rules import LATEST
-from windtunnel.workload.transforms import with_longer_prompts
+from windtunnel.workload.synthetic import stream
+from windtunnel.workload.transforms import spread, with_longer_prompts
 from workload.random_workloads import workloads
 
 
@@ -220,3 +221,26 @@ def test_users_with_the_same_habits_share_nothing_and_come_at_other_times() -> N
 def test_copies_need_a_number_and_a_time(times: int, shift: float) -> None:
     with pytest.raises(InputError, match=r"must be ≥ 1|must be finite seconds"):
         copies(three(), times, shift)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(0.1, 3), st.integers(0, 3))
+def test_jitter_spreads_ties_but_keeps_the_order_and_the_ticks(ticks: list[int], quantum: float, seed: int) -> None:
+    arrival = np.sort(np.array(ticks, np.float64))
+    moved = spread(arrival, quantum, stream(seed, "jitter"))
+    assert (np.diff(moved) >= 0).all()
+    assert (moved >= arrival).all()
+    assert (moved <= arrival + quantum).all()
+    later = arrival[np.minimum(np.searchsorted(arrival, arrival, side="right"), len(arrival) - 1)]
+    assert ((moved <= later) | (later == arrival)).all()
+
+
+def test_ties_are_spread_over_the_tick_or_to_the_next_time() -> None:
+    """A thousand at 0 and at 2, and one at 2.5: over one second, half a second, and one second."""
+    arrival = np.array([0.0] * 1000 + [2.0] * 1000 + [2.5])
+    moved = spread(arrival, 1.0, stream(0, "jitter"))
+    first, second = moved[:1000], moved[1000:2000]
+    assert (first.mean(), first.max()) == pytest.approx((0.5, 1.0), abs=0.03)
+    assert (second.mean(), second.max()) == pytest.approx((2.25, 2.5), abs=0.02)
+    assert 2.5 < moved[-1] < 3.5
+    with pytest.raises(InputError, match="jitter=0: must be seconds > 0, or 0 for none"):
+        spread(arrival, 0.0, stream(0, "jitter"))

@@ -405,4 +405,8 @@ def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO |
     words += ["--target-request-rate", f"{load['request_rate']:.3g}"]
     if slo and slo.limits:
         words += ["--goodput", *(f"{name}:{1e3 * value:g}" for name, value in slo.limits.items())]
+    if scenario.goals.attainment is not None:
+        words += ["--attainment", f"{scenario.goals.attainment:g}"]
+    if slo and slo.percentiles:
+        words += ["--slo", *(f"{one.metric}_p{one.percentile:g}={1e3 * one.seconds:g}ms" for one in slo.percentiles)]
     return shlex.join(words)

@@ -185,8 +185,8 @@ def cell(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-def _reuse(reuse: Mapping[str, Any], lanes: int) -> list[tuple[str, str]]:
-    """How much of the prompts a prefix cache finds, by its memory."""
+def _reuse(reuse: Mapping[str, Any], lanes: int, sessions: int) -> list[tuple[str, str]]:
+    """How much of the prompts a prefix cache finds, by its memory; of sessions, with how many in play."""
     facts = list[tuple[str, str]]()
     left = reuse["computed_per_prompt"]
     facts.append(
@@ -204,6 +204,8 @@ def _reuse(reuse: Mapping[str, Any], lanes: int) -> list[tuple[str, str]]:
     if knee := reuse["knee_tokens"]:
         each = f", {knee // lanes:,} for each of {lanes} sessions in play" if lanes else ""
         facts.append(("knee", f"95 % of that is found with memory for {knee:,} tokens{each}"))
+    if sessions and lanes != 1:
+        facts.append(("", "as if answers took no time: with little memory, a run on a server finds less"))
     return facts
 
 
@@ -238,7 +240,7 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
         facts.append(
             ("sharing", f"{share(summary['shared_blocks'])} of {summary['blocks']:,} prompt blocks were seen before")
         )
-    facts += _reuse(summary["reuse"], workload.lanes) if summary.get("reuse") else []
+    facts += _reuse(summary["reuse"], workload.lanes, summary["sessions"]) if summary.get("reuse") else []
     statistics = ("mean", "min", *(f"p{level}" for level in PERCENTILES), "max")
     lengths = [
         (name.replace("_", " "), *(cell(summary[name][column]) for column in statistics))

@@ -170,12 +170,10 @@ def import_logs(
     found = read(logs, names, jitter=jitter, dates=dates)
     save(found.workload, out)
     load = found.workload
-    left = sum(found.dropped.values())
-    facts = [("columns", ", ".join(f"{ours} = {theirs}" for ours, theirs in found.columns.items()))]
+    facts = [("columns", found.matched)]
     facts += [("note", text) for text in found.notes]
-    if left:
-        why = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
-        facts.append(("left out", f"{left:,} of {found.rows:,} rows: {why}; the first is row {found.first_dropped:,}"))
+    if found.dropped:
+        facts.append(("left out", found.left_out))
     prompts, outputs = (number(float(values.mean())) for values in (load.prompt_tokens, load.output_tokens))
     facts.append(
         ("load", f"{number(load.request_rate)} requests/s, {prompts} prompt and {outputs} output tokens on average")

@@ -109,6 +109,7 @@ LANE: Fields = [
         "released_ghosts",  # the ghosts among them
         "left",  # the first of them, linked by next
         "free_before",  # blocks that were free before they left; while a step is decided: before that
+        "given_back",  # blocks of prompts that were handed over, which it learns of when it decides next
         "rank",  # index of the lane in its replica
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
@@ -122,6 +123,7 @@ LANE: Fields = [
         *("asking_head", "asking_tail"),  # requests without memory, linked by next
         *("ready_head", "ready_tail"),  # those whose KV is here
     ),
+    ("gives_back", np.float64),  # when that is
     ("seen_usage", np.float64),  # share of its blocks that the balancer last saw in use
     # by API server: requests sent here since the balancer last looked, those that have not ended
     *(("sent", np.int32, (MOST_SERVERS,)), ("in_flight", np.int32, (MOST_SERVERS,))),

@@ -76,6 +76,8 @@ def poll_balancer(state: State, time: float) -> None:
             lane.seen_waiting += lane.released_ghosts
             lane.seen_running += lane.released - lane.released_ghosts
             free = lane.free_before
+        elif state.groups[lane.group].now > time and lane.gives_back == state.groups[lane.group].now:
+            free -= lane.given_back
         lane.seen_usage = (pool.num_blocks - free) / pool.num_blocks
         lane.told = 0
         for server in range(pool.servers):

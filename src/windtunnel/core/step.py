@@ -125,6 +125,7 @@ def pass_over(state: State, pool: Pool, group: Group, goes_on: bool, skip: Any) 
     """
     arrives = group.end > group.now
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        state.lanes[i].free_before = state.lanes[i].free
         skip(state, pool, i, arrives)
     if arrives:
         group.now = group.end

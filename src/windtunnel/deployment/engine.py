@@ -69,7 +69,7 @@ class Engine:
     all2all_backend: str = GATHERED
     """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
     ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts),
-    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM) or ``megamoe`` (SGLang), both in one NVLink domain."""
+    ``flashinfer_nvlink_one_sided`` or ``megamoe`` (SGLang), both in one NVLink domain."""
     enable_dbo: bool = False
     """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
     ``enable_two_batch_overlap``)."""
@@ -169,6 +169,9 @@ class Engine:
     fuse_allreduce_rms: bool | None = None
     """Sums over GPUs and the norm behind them are one kernel, where the device can (vLLM's ``pass_config``, SGLang's
     ``enable_flashinfer_allreduce_fusion``); None: as the engine does."""
+    enable_symm_mem: bool = False
+    """NCCL gathers and scatters in memory that lies at one address on all GPUs (SGLang's flag of that name, vLLM's
+    ``VLLM_USE_NCCL_SYMM_MEM``)."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""

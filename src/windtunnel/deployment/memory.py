@@ -13,7 +13,7 @@ takes it.
 from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Engine, Pool, preset, resolve_engine
-from windtunnel.deployment.presets import MemoryRules
+from windtunnel.deployment.presets import PRESETS, MemoryRules
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
@@ -71,15 +71,47 @@ def kv_blocks(pool: Pool) -> KVBudget:
     full, or the full layers alone after the windows of ``max_num_seqs`` requests were set aside (vLLM's hybrid manager
     shares blocks between layer groups instead).
 
-    Raises InputError when weights, or one request of ``max_model_len`` tokens, do not fit: with the bytes needed and
-    the tensor parallel size that would do.
+    Raises InputError when weights, or in vLLM one request of ``max_model_len`` tokens, do not fit: with the bytes
+    needed and the tensor parallel size that would do. SGLang and TensorRT-LLM start and take the requests that do fit.
     """
     model, budget = _tightest_stage(pool.model, pool.device, pool.engine)
     shortage = _shortage(model, pool.device, pool.engine, budget)
     if shortage:
         raise InputError(f"{shortage}; {_way_out(pool, budget)}")
     override = pool.engine.num_gpu_blocks_override
-    return budget if override is None else replace(budget, num_blocks=override)
+    if override is None:
+        return budget
+    return replace(budget, num_blocks=min(override, budget.num_blocks) if _takes_less(pool.engine) else override)
+
+
+def _takes_less(engine: Engine) -> bool:
+    """Tokens of the cache and of a request are limits, not orders: what does not fit is not taken. SGLang:
+    ``max_total_tokens`` in model_runner.py, ``max_req_len`` in managers/scheduler.py; TensorRT-LLM: ``max_tokens`` of
+    ``KvCacheConfig``, ``max_seq_len`` in pyexecutor/_util.py."""
+    return engine.backend != "vllm"
+
+
+def room_notes(pool: Pool, budget: KVBudget) -> list[str]:
+    """What a reader should know of limits that the KV cache falls short of, where the engine starts all the same."""
+    if not _takes_less(pool.engine):
+        return []
+    tokens, longest, asked = (
+        budget.num_tokens,
+        pool.engine.resolved("max_model_len"),
+        pool.engine.num_gpu_blocks_override,
+    )
+    found = []
+    if asked is not None and asked > budget.num_blocks:
+        found.append(
+            f"{budget.num_blocks} KV blocks fit each {pool.device.name}, not num_gpu_blocks_override={asked}, which is "
+            f"a limit to {pool.engine.preset}"
+        )
+    if tokens < longest:
+        found.append(
+            f"max_model_len={longest} does not fit: the KV cache on each {pool.device.name} holds {tokens} tokens, and "
+            f"{pool.engine.preset} refuses requests that need more"
+        )
+    return found
 
 
 def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
@@ -360,6 +392,13 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
             f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
             f"{budget.available_bytes / GB:.2f} GB left of {room} do not fit next to the KV cache"
         )
+    if _takes_less(engine) and budget.num_blocks > 1:
+        return ""
+    return _shortage_of_blocks(model, device, engine, budget, room)
+
+
+def _shortage_of_blocks(model: Model, device: Device, engine: Engine, budget: KVBudget, room: str) -> str:
+    """What of the KV cache that is ordered does not fit, or nothing."""
     if engine.num_gpu_blocks_override is not None:
         asked = engine.num_gpu_blocks_override * budget.block_bytes
         left = device.usable_memory_bytes - budget.weight_bytes
@@ -389,9 +428,21 @@ def _way_out(pool: Pool, budget: KVBudget) -> str:
         if size > pool.engine.tensor_parallel_size and _fits(pool, size):
             ways.append(f"tensor_parallel_size={size}")
             break
+    if other := _other_memory(pool):
+        ways.append(f"preset={other!r}")
     if ways:
         return f"it would fit with {' or '.join(ways)}"
     return f"no tensor parallel size fits on {pool.device.name}: use a larger device or a quantised model"
+
+
+def _other_memory(pool: Pool) -> str:
+    """The newest release of the engine with other rules of memory, if it fits by those; else empty."""
+    engine, ours = pool.engine, preset(pool.engine.preset)
+    others = (each for each in PRESETS.values() if each.backend == ours.backend and each.memory != ours.memory)
+    for other in others:
+        budget = _tightest_stage(pool.model, pool.device, replace(engine, preset=other.name))
+        return "" if _shortage(budget[0], pool.device, engine, budget[1]) else other.name
+    return ""
 
 
 def _fits(pool: Pool, tensor_parallel_size: int) -> bool:

@@ -179,7 +179,10 @@ class Deployment:
     """When replicas fail."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pools", (self.pools,) if isinstance(self.pools, Pool) else tuple(self.pools))
+        object.__setattr__(self, "pools", (self.pools,) if isinstance(self.pools, Pool | str) else tuple(self.pools))
+        for pool in self.pools:
+            if not isinstance(pool, Pool):
+                raise InputError(f"pools: {pool!r} is no Pool: make one, such as Pool('Qwen/Qwen3-8B', 'h100')")
         if not self.pools:
             raise InputError("pools=(): a deployment needs at least one pool")
         roles = sorted({pool.role for pool in self.pools})

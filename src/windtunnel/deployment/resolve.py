@@ -415,11 +415,10 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     parallelism (docs/design/dbo.md).
     """
     backend, given = engine.all2all_backend, f"all2all_backend={engine.all2all_backend!r}"
+    if engine.enable_symm_mem and chosen.backend == "trtllm":
+        raise InputError("enable_symm_mem: simulated for vLLM and SGLang; TensorRT-LLM has no such flag: leave it out")
     if backend != GATHERED:
-        if backend == ONE_SIDED:
-            if chosen.backend != "trtllm":
-                raise InputError(f"{given}: simulated for TensorRT-LLM alone; use preset='trtllm-1.1', or {GATHERED!r}")
-        elif not chosen.deepep:
+        if not chosen.deepep and (backend != ONE_SIDED or chosen.backend != "trtllm"):
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")
         if backend == ONE_KERNEL and chosen.backend != "sglang":
             raise InputError(f"{given}: simulated for SGLang alone; use preset='sglang-0.5', or {GATHERED!r}")
@@ -438,11 +437,12 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
 
 
 def _require_one_domain(engine: Engine, device: Device) -> None:
-    """Raise InputError for one kernel over GPUs that no NVLink joins, into whose memory it writes."""
-    ranks = engine.tensor_parallel_size * engine.data_parallel_size
-    if engine.all2all_backend == ONE_KERNEL and (device.link != "nvlink" or ranks > device.gpus_per_domain):
+    """Raise InputError for kernels over GPUs that no NVLink joins, into whose memory they write."""
+    ranks, written = engine.tensor_parallel_size * engine.data_parallel_size, engine.all2all_backend
+    joined = device.link == "nvlink" and ranks <= device.gpus_per_domain
+    if not joined and (written == ONE_KERNEL or (written == ONE_SIDED and engine.backend != "trtllm")):
         raise InputError(
-            f"all2all_backend={ONE_KERNEL!r} over {ranks} GPUs: {device.gpus_per_domain} {device.name} GPUs share a "
+            f"all2all_backend={written!r} over {ranks} GPUs: {device.gpus_per_domain} {device.name} GPUs share a "
             f"{device.link} domain, and it needs one of NVLink; use {LOW_LATENCY!r}, or fewer GPUs"
         )
 
@@ -459,7 +459,7 @@ def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
         return
     if not chosen.deepep:
         raise InputError(f"enable_dbo: not simulated for {chosen.name}; use preset='vllm-0.32', or leave it out")
-    if engine.all2all_backend in (GATHERED, ONE_KERNEL):
+    if engine.all2all_backend in (GATHERED, ONE_KERNEL, ONE_SIDED):
         raise InputError(
             f"enable_dbo with all2all_backend={engine.all2all_backend!r}: only DeepEP's exchange runs alongside other "
             f"kernels; use all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"

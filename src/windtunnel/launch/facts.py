@@ -42,9 +42,13 @@ def read_facts(text: str) -> dict[str, Any]:
 
 
 def facts_of_image(text: str) -> dict[str, Any]:
-    """The engine preset that stands for the release in an image; nothing where its tag names none."""
+    """The engine preset that stands for the release in an image, and that; nothing where its tag names none."""
     found = RELEASE.search(text)
-    return {"engine": nearest_preset(IMAGES[found[1]], found[2])} if found else {}
+    return {"engine": nearest_preset(IMAGES[found[1]], found[2]), OF_IMAGE: found[2]} if found else {}
+
+
+OF_IMAGE = "release"
+"""Of an image's tag; no word of windtunnel."""
 
 
 def started_by(image: str) -> str:

@@ -1,13 +1,14 @@
 """Reading: what a launch line says here, flag by flag: used, without effect, or not simulated."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.launch import sglang, trtllm, vllm
 from windtunnel.launch.asked import Asked, Settings
+from windtunnel.launch.facts import OF_IMAGE
 from windtunnel.launch.line import Line
 from windtunnel.launch.overrides import read_overrides
 from windtunnel.launch.table import UNKNOWN, Meaning, environment, table
@@ -68,8 +69,14 @@ class Reading:
 
 def read_line(line: Line) -> Reading:
     """What a line says. Raises InputError for a value that is none, or that the line leaves open."""
-    overrides = read_overrides(line)
+    overrides, named = read_overrides(line), line.model
+    line = _in_4_bits(line)
     asked = Asked(line, _known(line.model, overrides), preset=_version(line))
+    release, version = str(line.facts.get(OF_IMAGE, "")), _version(line)
+    if release and not f"{line.engine}-{release}.".startswith(f"{version}."):
+        asked.notes["engine"] = f"the image has {release}, which is simulated by the rules of {version}"
+    if line.model != named:
+        asked.notes["model"] = f"{line.model}, whose 4 bits are what the line asks for: {named} is stored in others"
     found = RULES[line.engine](asked)
     words = [(state, word) for state, word in _words(asked)]
     settings = {"preset": PRESETS[line.engine], **found.given()}
@@ -86,7 +93,7 @@ def read_line(line: Line) -> Reading:
         router=found.router,
         handover=found.handover,
         stores=tuple(found.stores),
-        facts=line.facts,
+        facts={name: value for name, value in line.facts.items() if name != OF_IMAGE},
         overrides=overrides,
     )
 
@@ -96,6 +103,15 @@ def read_flags(engine: str, flags: Mapping[str, Any], facts: Mapping[str, Any]) 
     ``facts``: as of a line. Raises InputError for a value that is none."""
     line = Line(engine, "", flags, facts=facts)
     return RULES[engine](Asked(line, None, preset=_version(line))).given()
+
+
+def _in_4_bits(line: Line) -> Line:
+    """A line whose weights are in ModelOpt's 4 bits has that checkpoint, whatever name it serves it by: with other
+    weights the server would not start (``modelopt_quant.py`` of SGLang and vLLM)."""
+    known = _known(line.model, {}) if line.flags.get("quantization") == "modelopt_fp4" else None
+    stored = known and (known.quantization.methods if known.quantization else "")
+    other = f"nvidia/{line.model.rpartition('/')[2]}-NVFP4"
+    return replace(line, model=other) if stored not in (None, "nvfp4") and _known(other, {}) else line
 
 
 def _version(line: Line) -> str:

@@ -5,7 +5,7 @@ Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.p
 
 from typing import Any, get_args
 
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL, ONE_SIDED
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
@@ -25,6 +25,9 @@ from windtunnel.policy.sglang import Order
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
+WRITTEN = {ONE_KERNEL: ONE_KERNEL, "flashinfer": ONE_SIDED}
+"""Other words of ``--moe-a2a-backend``: kernels that write into the memory of other GPUs; FlashInfer's are those of
+TensorRT-LLM (token_dispatcher/flashinfer.py)."""
 SHORT = {"fp8_e4m3": "fp8"}
 """SGLang's name of a cache's type → vLLM's short one."""
 RULES = ("sglang-0.5.23", "sglang-0.5", "sglang-0.4.6")
@@ -92,6 +95,7 @@ def settings(asked: Asked) -> Settings:
         "attention_backend": attention_backend(asked, "attention-backend"),
         "moe_backend": moe_backend(asked, "moe-runner-backend"),
         "fuse_allreduce_rms": True if asked.truth("enable-flashinfer-allreduce-fusion") else None,
+        "enable_symm_mem": True if asked.truth("enable-symm-mem") else None,
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
     }
     found = Settings(engine, replicas=1 if dense else apart)
@@ -158,14 +162,14 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
     engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
-    elif backend == ONE_KERNEL and ranks > 1:
-        engine["all2all_backend"] = ONE_KERNEL
+    elif backend in WRITTEN and ranks > 1:
+        engine["all2all_backend"] = WRITTEN[backend]
     elif backend not in ("", "none"):
         asked.refused["moe-a2a-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
     if backend != "deepep" or ranks == 1:
         asked.unused["deepep-mode"] = "no ranks exchange tokens by DeepEP"
     if asked.truth("enable-two-batch-overlap"):
-        if engine.get("all2all_backend", GATHERED) not in (GATHERED, ONE_KERNEL):
+        if engine.get("all2all_backend", GATHERED) not in (GATHERED, *WRITTEN.values()):
             engine["enable_dbo"] = True
         else:
             asked.refused["enable-two-batch-overlap"] = (

@@ -9,7 +9,8 @@ from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import acceptance, attention_backend, head_of_drafts, in_groups, kv_dtype, moe_backend
 from windtunnel.model import MoE
 
-NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
+NO_EVICT, MOST, EXACT = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-1.0"
+"""Names of its scheduler: in what matters by its two policies of capacity, and step by step."""
 SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
 """Batches that are captured by default up to the largest (CudaGraphConfig)."""
 
@@ -58,10 +59,9 @@ def settings(asked: Asked) -> Settings:
     found = Settings(engine)
     _graphs(asked, engine)
     _role(asked, found)
-    _prefixes(asked)
     _drafts(asked, engine)
     _heads(asked, engine)
-    _scheduler(asked, engine)
+    _scheduler(asked, engine, found)
     tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
     if tokens and seqs and tokens < seqs:
         engine["max_num_batched_tokens"] = seqs
@@ -134,15 +134,22 @@ def _role(asked: Asked, found: Settings) -> None:
         found.handover = "trtllm-1.0" + (f" timeout={timeout / 1000:g}" if timeout else "")
 
 
-def _prefixes(asked: Asked) -> None:
-    """The prefix cache, which is not simulated for TensorRT-LLM; it is on unless the line says otherwise."""
-    flag, changes = "kv-cache-config.enable-block-reuse", "prompts that begin alike share what is computed"
-    if asked.given(flag) is None:
-        asked.absent[flag] = changes
-    elif asked.truth(flag):
-        asked.refused[flag] = changes
-    else:
-        asked.unused["kv-cache-config.host-cache-size"] = "no prefixes are kept"
+def _reuses(asked: Asked, found: Settings) -> bool:
+    """Whether prompts that begin alike share what is computed: so unless the line says otherwise, but where KV comes
+    from another server. Without a model a line is no whole one, and says nothing by what it leaves out."""
+    flag = "kv-cache-config.enable-block-reuse"
+    said = asked.given(flag)
+    if found.role == "decode" or said is False or (said is None and asked.model is None):
+        asked.unused |= dict.fromkeys(OF_PREFIXES, "no prefixes are kept")
+        if said:
+            asked.unused[flag] = "what a decode server gets is whole"
+        return False
+    if asked.get("kv-cache-config.enable-partial-reuse") is not False:
+        asked.notes["prefixes"] = "shared by whole blocks here: the server shares the beginning of a block as well"
+    return True
+
+
+OF_PREFIXES = ("kv-cache-config.host-cache-size", "kv-cache-config.enable-partial-reuse")
 
 
 def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
@@ -167,21 +174,66 @@ def _heads(asked: Asked, engine: dict[str, Any]) -> None:
         engine["shared_head"] = True
 
 
-def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
-    """Capacity by its policies, and ranks that wait for each other's prompts (``attention_dp_config``)."""
+def _scheduler(asked: Asked, engine: dict[str, Any], found: Settings) -> None:
+    """Capacity by its policies, and ranks that wait for each other's prompts (``attention_dp_config``). With prefixes,
+    or where prompts wait or are cut by other rules than usual, its scheduler step by step, with its own words."""
+    if str(asked.line.facts.get("scheduler")).partition(":")[0] == EXACT:
+        engine |= {"async_scheduling": None, "enable_chunked_prefill": None}
+        return
     policy = asked.text("scheduler-config.capacity-scheduler-policy").upper()
-    rules = MOST if policy == "MAX_UTILIZATION" else NO_EVICT
-    words = []
-    if asked.truth("attention-dp-config.enable-balance"):
-        steps = asked.integer("attention-dp-config.timeout-iters")
-        if steps is None:
-            steps = 50
-        length = engine.get("acceptance_length") or 1.0
-        words.append(f"balance_timeout={max(1, round(steps * length))}")
     if policy not in ("", "MAX_UTILIZATION", "GUARANTEED_NO_EVICT"):
         asked.refused["scheduler-config.capacity-scheduler-policy"] = "how much memory a request needs to be admitted"
-    if rules == MOST or words:
+    words = {**({"enable_block_reuse": True} if _reuses(asked, found) else {}), **_waits(asked)}
+    balanced, steps = (
+        asked.truth("attention-dp-config.enable-balance"),
+        asked.integer("attention-dp-config.timeout-iters"),
+    )
+    if words:
+        if policy == "MAX_UTILIZATION":
+            words["capacity_scheduler_policy"] = policy
+        if balanced:
+            words |= {"enable_balance": True} | ({} if steps is None else {"timeout_iters": steps})
+            if asked.integer("attention-dp-config.batching-wait-iters") == 0:
+                words["batching_wait_iters"] = 0
+        if engine["async_scheduling"] is False:
+            words["disable_overlap_scheduler"] = True
+        engine["async_scheduling"] = None
+    elif balanced:
+        length = engine.get("acceptance_length") or 1.0
+        words["balance_timeout"] = max(1, round((TIMEOUT if steps is None else steps) * length))
+    rules = EXACT if set(words) - {"balance_timeout"} else MOST if policy == "MAX_UTILIZATION" else NO_EVICT
+    if rules != NO_EVICT or words:
         if engine["enable_chunked_prefill"]:
-            words.append("chunked_prefill=true")
+            words["chunked_prefill"] = True
         engine["enable_chunked_prefill"] = None
-        engine["scheduler"] = f"{rules}:{','.join(words)}" if words else rules
+        said = ",".join(f"{name}={str(value).lower() if value is True else value}" for name, value in words.items())
+        engine["scheduler"] = f"{rules}:{said}" if said else rules
+
+
+def _waits(asked: Asked) -> dict[str, Any]:
+    """Settings by which prompts wait for others, or are cut, where the line has others than the usual ones."""
+    found: dict[str, Any] = {}
+    for flag, (name, usual) in WAITS.items():
+        value = asked.number(flag)
+        if value is not None and value != usual:
+            found[name] = int(value) if isinstance(usual, int) else float(value)
+    if not asked.truth("attention-dp-config.enable-balance"):
+        asked.unused["attention-dp-config.batching-wait-iters"] = "no ranks wait for each other's prompts"
+        found.pop("batching_wait_iters", None)
+    chunks = asked.text("scheduler-config.context-chunking-policy").upper()
+    if chunks == "EQUAL_PROGRESS" and asked.truth("enable-chunked-prefill"):
+        found["chunking_policy"] = chunks
+    elif chunks not in ("", "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"):
+        asked.refused["scheduler-config.context-chunking-policy"] = "how prompts are cut"
+    elif chunks:
+        asked.unused["scheduler-config.context-chunking-policy"] = "prompts are not cut"
+    return found
+
+
+TIMEOUT = 50
+WAITS: dict[str, tuple[str, float]] = {
+    "attention-dp-config.batching-wait-iters": ("batching_wait_iters", 0),
+    "batch-wait-timeout-iters": ("batch_wait_timeout_iters", 0),
+    "batch-wait-max-tokens-ratio": ("batch_wait_max_tokens_ratio", 0.0),
+}
+"""Flags → settings of its scheduler and the value that asks for nothing (llm_args.py)."""

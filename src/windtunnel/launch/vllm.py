@@ -18,9 +18,8 @@ from windtunnel.deployment.engine import (
     HIGH_THROUGHPUT,
     LOW_LATENCY,
     MOE_BACKENDS,
-    ONE_SIDED,
 )
-from windtunnel.deployment.resolve import SAME_METHOD
+from windtunnel.deployment.resolve import COMPRESSED_BLOCK, SAME_METHOD
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import ADD_STORE, Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
@@ -44,6 +43,7 @@ CONNECTORS = {
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 MODES = {"NONE": True, "0": True}
 LARGEST_BLOCK = 64
+SYMMETRIC = "VLLM_USE_NCCL_SYMM_MEM"
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
 SP_SWITCHES = tuple(f"compilation-config.pass-config.{name}" for name in ("enable-sp", "enable-sequence-parallelism"))
@@ -70,6 +70,7 @@ def settings(asked: Asked) -> Settings:
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
+    engine["enable_symm_mem"] = True if asked.line.env.get(SYMMETRIC) == "1" else None
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
     _in_parts(asked, engine)
     _adapters(asked, engine)
@@ -133,7 +134,10 @@ def quantization(asked: Asked, flag: str) -> str | None:
         known = {each.method for each in stored.formats}
         if known <= SAME_METHOD.get(asks, set()):
             return asks
-        asked.unused[flag] = f"the checkpoint is stored as {stored.methods}"
+        if asks == "modelopt_fp4":
+            asked.refused[flag] = f"weights in 4 bits: those of the checkpoint's name stand for them, {stored.methods}"
+        else:
+            asked.unused[flag] = f"the checkpoint is stored as {stored.methods}"
         return None
     if asks != "fp8" and asked.model is not None:
         asked.refused[flag] = (
@@ -189,7 +193,7 @@ def _exchange(asked: Asked, engine: dict[str, Any]) -> None:
     """Exchanges and micro-batches, where the ranks make them."""
     named = engine["all2all_backend"]
     shares = asked.experts and engine["enable_expert_parallel"] and (engine["data_parallel_size"] or 1) > 1
-    if named not in (None, GATHERED) and (named not in EXCHANGES or named == ONE_SIDED or not shares):
+    if named not in (None, GATHERED) and (named not in EXCHANGES or not shares):
         if shares:
             asked.refused["all2all-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
         else:
@@ -300,7 +304,8 @@ def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:
     given = asked.number(flag) if asked.get(flag) != "" else None
     if given is None or asked.model is None:
         return
-    size = engine["block_size"] or (LARGEST_BLOCK if asked.model.has_mla else 16)
+    usual = COMPRESSED_BLOCK if asked.model.compresses else LARGEST_BLOCK if asked.model.has_mla else 16
+    size = engine["block_size"] or usual
     tp, parts = engine["tensor_parallel_size"] or 1, engine["decode_context_parallel_size"] or 1
     model = asked.model.with_context_parts(parts, tp) if parts > 1 else asked.model
     token = model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", tp)

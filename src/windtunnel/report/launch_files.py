@@ -13,6 +13,7 @@ from windtunnel.deployment.presets import EnginePreset, preset
 from windtunnel.errors import InputError
 from windtunnel.launch.facts import written
 from windtunnel.launch.reading import PRESETS
+from windtunnel.launch.trtllm import EXACT
 from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, front
 from windtunnel.report.serve_line import serve_line
 
@@ -91,8 +92,11 @@ def facts_of(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str
 
 
 def _named(scheduler: str | None, chosen: EnginePreset) -> bool:
-    """Whether a scheduler has to be named: plainly that of the engine, or of another release of SGLang."""
+    """Whether a scheduler has to be named: plainly that of the engine, of another release of SGLang, or TensorRT-LLM's
+    step by step, which its YAML alone does not ask for."""
     name, settings, _ = str(scheduler or "").partition(":")
+    if name == EXACT:
+        return True
     if chosen.backend == "sglang" and name not in ("", chosen.rules):
         return True
     return name in (chosen.name, chosen.rules) and not settings

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
+from windtunnel.deployment.engine import GATHERED, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES
+from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES, WRITTEN
 from windtunnel.launch.table import table
-from windtunnel.launch.trtllm import MOST, NO_EVICT
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, TYPES
+from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, WAITS
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, SYMMETRIC, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -97,21 +97,29 @@ def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
     if scheduler in (None, chosen.name, chosen.rules):
         return True
     name = str(scheduler).partition(":")[0]
-    if chosen.backend == "vllm" or name not in (RULES if chosen.backend == "sglang" else (NO_EVICT, MOST)):
+    own_rules = {"sglang": RULES, "trtllm": (NO_EVICT, MOST, EXACT)}
+    if name not in own_rules.get(chosen.backend, ()):
         return False
     plain, own = settings_of(name), settings_of(str(scheduler))
     followed = {"radix_cache", "disable_overlap_schedule", "chunked_prefill", *SIZES, "balance_timeout"}
-    followed |= {setting for setting, _ in SCHEDULER.values()}
+    followed |= {setting for setting, _ in SCHEDULER.values()} | {setting for setting, _ in WAITS.values()} | OF_TRTLLM
     return all(
         getattr(plain, each.name) == getattr(own, each.name) or each.name in followed
         for each in fields(plain)  # type: ignore[arg-type]
     )
 
 
+OF_TRTLLM = {
+    *("enable_block_reuse", "enable_balance", "timeout_iters", "chunking_policy", "disable_overlap_scheduler"),
+    "capacity_scheduler_policy",
+}
+"""Settings of TensorRT-LLM's scheduler that its YAML has words for, besides those by which prompts wait."""
+
+
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = [*_cuts("VLLM", engine), "vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), *_symmetric(engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -213,6 +221,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "enable-hierarchical-cache": bool(pool.get("stores")),
+        "enable-symm-mem": bool(engine.get("enable_symm_mem")),
         "enable-flashinfer-allreduce-fusion": bool(engine.get("fuse_allreduce_rms")),
         _fp4_index(pool): engine.get("indexer_kv_dtype") == "mxfp4",
         "disable-radix-cache": rules["radix_cache"] is False,
@@ -231,6 +240,11 @@ def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
     """The variable with the layers of each stage, where they are the user's."""
     layers = engine.get("pipeline_layers")
     return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
+
+
+def _symmetric(engine: Mapping[str, Any]) -> list[str]:
+    """vLLM's variable for collectives in symmetric memory."""
+    return [f"{SYMMETRIC}=1"] if engine.get("enable_symm_mem") else []
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -253,7 +267,7 @@ def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
     """What exchanges tokens, and DeepEP's mode."""
     if deepep:
         return "deepep", deepep
-    return (backend,) if backend == ONE_KERNEL else None
+    return next(((name,) for name, ours in WRITTEN.items() if ours == backend), None)
 
 
 def _fp4_index(pool: Mapping[str, Any]) -> str:
@@ -331,8 +345,10 @@ def _trtllm(model: str, pool: Mapping[str, Any], shared: bool, role: str) -> str
 
 def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[int]) -> Iterable[str]:
     """Lines of YAML. It has all settings of the cache, since the file's replace those of the flags."""
+    rules, _, _ = str(engine.get("scheduler") or "").partition(":")
+    named = settings_of(engine["scheduler"]) if rules in (NO_EVICT, MOST, EXACT) else None
     cache = {
-        "enable_block_reuse": bool(engine.get("enable_prefix_caching")),
+        "enable_block_reuse": bool(engine.get("enable_prefix_caching") or getattr(named, "enable_block_reuse", False)),
         "free_gpu_memory_fraction": engine.get("gpu_memory_utilization"),
         "tokens_per_block": engine.get("block_size"),
         "max_tokens": _times(engine.get("num_gpu_blocks_override"), engine.get("block_size") or 1),
@@ -340,8 +356,6 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
     }
     yield "kv_cache_config:"
     yield from (f"  {name}: {json.dumps(value)}" for name, value in cache.items() if value is not None)
-    rules, _, _ = str(engine.get("scheduler") or "").partition(":")
-    named = settings_of(engine["scheduler"]) if rules in (NO_EVICT, MOST) else None
     chunked = engine.get("enable_chunked_prefill") or getattr(named, "chunked_prefill", False)
     yield f"enable_chunked_prefill: {json.dumps(bool(chunked))}"
     if engine.get("dtype") not in (None, "auto"):
@@ -352,7 +366,8 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         yield "enable_attention_dp: true"
     if role != "mixed":
         yield from trtllm_transfer(role)
-    serial = engine.get("async_scheduling") is False and (engine.get("pipeline_parallel_size") or 1) == 1
+    serial = engine.get("async_scheduling") is False or getattr(named, "disable_overlap_scheduler", False)
+    serial = serial and (engine.get("pipeline_parallel_size") or 1) == 1
     if serial and role != "prefill":
         yield "disable_overlap_scheduler: true"
     if engine.get("enforce_eager"):
@@ -362,6 +377,8 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
     if engine.get("disable_custom_all_reduce"):
         yield "allreduce_strategy: NCCL"
     yield from _front_options(engine)
+    if rules == EXACT:
+        yield from _exact_options(named)
     if rules == MOST:
         yield "scheduler_config:\n  capacity_scheduler_policy: MAX_UTILIZATION"
     if steps := getattr(named, "balance_timeout", 0):
@@ -372,6 +389,25 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         head = engine.get("speculative_model")
         eagle = f"Eagle3\n  max_draft_len: {drafts}\n  speculative_model: {json.dumps(head)}"
         yield f"speculative_config:\n  decoding_type: {eagle if head else mtp}"
+
+
+def _exact_options(named: Any) -> Iterable[str]:
+    """Lines of YAML for what its scheduler has besides its defaults, step by step."""
+    usual: Any = settings_of(EXACT)
+    names = {"capacity_scheduler_policy": "capacity_scheduler_policy", "context_chunking_policy": "chunking_policy"}
+    differs = {flag: getattr(named, name) for flag, name in names.items()}
+    differs = {flag: value for flag, value in differs.items() if value != getattr(usual, names[flag])}
+    if differs:
+        yield f"scheduler_config: {json.dumps(differs)}"
+    of_ranks: dict[str, Any] = {"enable_balance": True, "timeout_iters": named.timeout_iters}
+    for flag, (setting, _) in WAITS.items():
+        group, dot, name = flag.replace("-", "_").partition(".")
+        if dot:
+            of_ranks[name] = getattr(named, setting)
+        elif getattr(named, setting) != getattr(usual, setting):
+            yield f"{group}: {json.dumps(getattr(named, setting))}"
+    if named.enable_balance:
+        yield f"attention_dp_config: {json.dumps(of_ranks)}"
 
 
 def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:

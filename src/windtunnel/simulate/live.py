@@ -118,8 +118,8 @@ def live(
         overheads: of the host.
 
     Raises:
-        InputError: it cannot be served live: stores but those of vLLM's v1 in mixed pools, autoscalers that know what
-            is to come, and prefill and decode pools whose replicas fail or scale.
+        InputError: it cannot be served live: stores but those of vLLM's v1 in mixed pools, and autoscalers that know
+            what is to come.
     """
     places = list(ROLES)
     pools = sorted(deployment.pools, key=lambda pool: places.index(pool.role))

@@ -18,14 +18,14 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     if refused := int(demand.refused.sum()):
         pools = zip(fleet.limits, fleet.policies, strict=True)
         steps = [limit.max_num_batched_tokens for limit, settings in pools if settings.refuse_long_prompts]
-        whole = f", or their prompts the {min(steps)} tokens of a step" if steps else ""
+        whole = f", or their prompts the {min(steps):,} tokens of a step" if steps else ""
         memory = min(limit.num_blocks * limit.block_size for limit in fleet.limits)
         found.append(
-            f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
-            f"{longest} or the {memory} tokens of KV cache{whole}"
+            f"{refused:,} of {len(demand.refused):,} requests can never run and were rejected: they exceed "
+            f"max_model_len={longest} or the {memory:,} tokens of KV cache{whole}"
         )
     if cut:
-        found.append(f"{cut} requests end at max_model_len={longest}, before their full output")
+        found.append(f"{cut:,} requests end at max_model_len={longest}, before their full output")
     roles = fleet.roles or ("mixed",) * len(fleet.policies)
     blind = [not one.can_cache_prefixes for one, role in zip(fleet.policies, roles, strict=True) if role != "decode"]
     if demand.knows_contents and any(blind):
@@ -43,7 +43,7 @@ def about_the_unfinished(requests: Requests, fleet: Fleet) -> list[str]:
     """Requests that never finish, and why."""
     stuck = int((requests.status == UNFINISHED).sum())
     reason = " or ".join(dict.fromkeys(settings.why_unfinished for settings in fleet.policies))
-    return [f"{stuck} requests never finish: {reason}, as in the engine"] if stuck else []
+    return [f"{stuck:,} requests never finish: {reason}, as in the engine"] if stuck else []
 
 
 def refuse_extrapolation(run: Run, beyond: float) -> None:

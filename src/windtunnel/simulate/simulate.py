@@ -18,7 +18,7 @@ from windtunnel.core.stores.chunks import require_taking
 from windtunnel.core.texts.kinds import computed_again, reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
-from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.deployment.memory import KVBudget, kv_blocks, room_notes, state_notes
 from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import StageTimes, Times
@@ -99,7 +99,7 @@ def simulate(
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
-    notes += _state_notes(deployment, budgets, demand)
+    notes += _memory_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.disaggregated else None
@@ -158,9 +158,9 @@ def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
-    rows = zip(deployment.pools, budgets, strict=True)
-    return [note for row in rows for note in state_notes(*row, demand.knows_contents)]
+def _memory_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
+    rows = list(zip(deployment.pools, budgets, strict=True))
+    return [note for row in rows for note in (*room_notes(*row), *state_notes(*row, demand.knows_contents))]
 
 
 def _record(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from windtunnel.errors import InputError, nearest
 from windtunnel.files import parse_json
 from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
-from windtunnel.workload.rules import LARGEST, HashIds, floats, integers
+from windtunnel.workload.rules import LARGEST, HashIds, NoTrace, floats, integers
 
 TIMED_KINDS = {"mooncake": (1e3, 512), "timed_trace": (1.0, 16)}
 """Formats with the keys TIMED, Mooncake's and vLLM's: units of a timestamp in a second, and tokens of a hash id unless
@@ -48,8 +48,18 @@ def read_lines(data: bytes) -> list[dict[str, Any]]:
         except InputError as error:
             fine, why = False, str(error)
         if not fine:
-            raise InputError(f"row {number}: {shorten(line)}: {why}")
+            kind = NoTrace if len(lines) > 1 and _is_json(data) else InputError
+            raise kind(f"row {number}: {shorten(line)}: {why}")
     raise InputError("must have one JSON object per line")
+
+
+def _is_json(data: bytes) -> bool:
+    """Whether the whole is one JSON document."""
+    try:
+        parse_json(data)
+    except InputError:
+        return False
+    return True
 
 
 def read_plain(data: bytes) -> tuple[dict[str, Any], Any] | None:
@@ -278,7 +288,7 @@ def read_sharegpt(data: bytes) -> Columns:
     for number, entry in enumerate(entries, start=1):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
         if not isinstance(turns, list):
-            raise InputError(
+            raise NoTrace(
                 f"row {number}: has no list of conversations, so this is not ShareGPT's form: "
                 "windtunnel trace import reads other JSON"
             )

@@ -21,7 +21,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json
 from windtunnel.workload.columns import Workload
-from windtunnel.workload.traces import spread
+from windtunnel.workload.transforms import spread
 
 Row = dict[str, Any]
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +71,24 @@ class Imported:
     """The number of the first row that was left out, from 1."""
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def left_out(self) -> str:
+        """How many rows were left out and why; empty if none was."""
+        why = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items())
+        first = self.first_dropped
+        return f"{sum(self.dropped.values()):,} of {self.rows:,} rows: {why}; the first is row {first:,}" if why else ""
+
+    @property
+    def matched(self) -> str:
+        """Which column of the log was taken for which of ours."""
+        return ", ".join(f"{ours} = {theirs}" for ours, theirs in self.columns.items())
+
+    @property
+    def said(self) -> list[str]:
+        """All of it, for a reader who did not ask for an import."""
+        left_out = [f"left out {self.left_out}"] if self.dropped else []
+        return [f"read as a log: {self.matched}; {'; '.join(self.notes)}", *left_out]
+
 
 def import_logs(
     paths: Sequence[Path], columns: Mapping[str, str] | None = None, *, jitter: float = 0.0, dates: str | None = None
@@ -102,7 +120,7 @@ def import_logs(
     if jitter:
         arrival = spread(arrival, jitter, np.random.default_rng(0))
     elif len(arrival) > 1 and len(np.unique(arrival)) < len(arrival) and (arrival == np.round(arrival)).all():
-        notes.append("all times are whole seconds, which makes bursts: spread them with --jitter 1")
+        notes.append("all times are whole seconds, which makes bursts: windtunnel trace import --jitter 1 spreads them")
     numbers: dict[str, Any] = {
         name: [int(float(kept[place][found[name]])) for place in order] for name in ("prompt_tokens", "output_tokens")
     }

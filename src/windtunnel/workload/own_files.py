@@ -22,7 +22,7 @@ from windtunnel.files import whole_file
 from windtunnel.workload.columns import COLUMNS, Workload, take_hashes
 from windtunnel.workload.graph import Edges
 from windtunnel.workload.json_traces import block_lists, lists, plain_columns
-from windtunnel.workload.rules import Integers
+from windtunnel.workload.rules import Integers, NoTrace
 from windtunnel.workload.texts import Begins, earlier_first
 
 SCHEMA_VERSIONS = (1, 2)
@@ -46,7 +46,7 @@ def read_jsonl(rows: list[dict[str, Any]]) -> Columns:
     keys = set(KEYS)
     for number, row in enumerate(rows, start=1):
         if not row.keys() <= keys:
-            raise _unknown_column(number, row)
+            raise _unknown_column(number, row, ours=bool(head))
     if head.get("schema_version") == 1:
         for name in SINCE_2:
             if name in head or any(name in row for row in rows):
@@ -95,9 +95,10 @@ def pairs(column: Any) -> Begins | None:
     return (rows, tokens) if earlier.all() else None
 
 
-def _unknown_column(number: int, row: dict[str, Any]) -> InputError:
+def _unknown_column(number: int, row: dict[str, Any], ours: bool) -> InputError:
     stranger = next(key for key in row if key not in KEYS)
-    return InputError(f"row {number}: {unknown('column', stranger, KEYS)}")
+    kind = InputError if ours or {"prompt_tokens", "output_tokens"} <= row.keys() else NoTrace
+    return kind(f"row {number}: {unknown('column', stranger, KEYS)}")
 
 
 def _settings(head: dict[str, Any]) -> Columns:

@@ -18,6 +18,10 @@ LARGEST = 2**40  # tokens; sums over a million requests stay exact in int64
 LATEST = 1e11  # s; later times are no longer told apart by microseconds
 
 
+class NoTrace(InputError):  # noqa: N818 - it says what is wrong
+    """A file that has the columns of no trace: it may be a log."""
+
+
 def first(condition: npt.NDArray[np.bool_]) -> int:
     """The first row where the condition holds, or -1."""
     row = int(np.argmax(condition)) if len(condition) else 0

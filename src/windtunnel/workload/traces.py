@@ -17,9 +17,9 @@ from windtunnel.workload.agents import aiperf, guidellm, messages, weka
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
-from windtunnel.workload.rules import Floats, check_sorted, integers, ragged
+from windtunnel.workload.rules import Floats, NoTrace, check_sorted, integers, ragged
 from windtunnel.workload.synthetic import stream
-from windtunnel.workload.transforms import with_recorded_answers
+from windtunnel.workload.transforms import spread, with_recorded_answers
 
 Columns = dict[str, Any]
 MEASURED = "requests.jsonl"
@@ -63,6 +63,8 @@ def load_trace(
     A folder holds a measured run, or agents' sessions, a file each. ``answers``: whether the next prompt of a session
     holds what the server answered (live), or what was recorded, which no cache of answers ever has.
 
+    A file with the columns of no format is read as a log (``logs.import_logs``), and notes say what was taken for what.
+
     ``columns`` says which columns of a CSV file, or keys of JSON lines, hold what: our name → the file's, e.g.
     ``{"arrival": "start_time", "prompt_tokens": "input", "output_tokens": "output"}``; others are left out.
 
@@ -75,7 +77,7 @@ def load_trace(
     """
     source = Path(path)
     try:
-        found = _read_named(source, columns) if columns else _read(source, format, hash_block_size, answers)
+        found = _read_named(source, columns) if columns else _trace_or_log(source, format, hash_block_size, answers)
         found.setdefault("name", source.name.partition(".")[0] or source.stem)
         if max_concurrency is not None:
             found["max_concurrency"] = max_concurrency
@@ -111,6 +113,26 @@ def _drawn(arrivals: Arrivals, columns: Columns, seed: int) -> Floats:
     drawn = np.full(rows, np.nan)
     drawn[first] = arrivals.times(int(first.sum()), stream(seed, "arrivals"))
     return drawn
+
+
+def _trace_or_log(path: Path, wanted: str | None, hash_block_size: int | None, answers: str) -> Columns:
+    """What a trace holds; a file that has the columns of no trace is read as a log, if it can be."""
+    try:
+        return _read(path, wanted, hash_block_size, answers)
+    except NoTrace:
+        if wanted is not None:
+            raise
+        from windtunnel.workload import logs
+
+        try:
+            found = logs.import_logs([path])
+        except InputError:
+            pass
+        else:
+            read = found.workload
+            lengths = {"prompt_tokens": read.prompt_tokens, "output_tokens": read.output_tokens}
+            return {"arrival": read.arrival, **lengths, "notes": found.said}
+        raise
 
 
 def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: str) -> Columns:
@@ -280,14 +302,14 @@ def _csv_kind(names: list[str], wanted: str | None) -> str:
     _, needed, more = CSV_READERS[likely]
     if not set(needed) & set(names):
         shown = ", ".join(names[:6])[:80]
-        raise InputError(
+        raise NoTrace(
             f"columns {shown!r} fit no known trace format ({', '.join(FORMATS)}): say which column holds what, "
             "columns='arrival=…,prompt_tokens=…,output_tokens=…'"
         )
     missing = [name for name in needed if name not in names]
     strangers = [name for name in names if name not in needed and name not in more]
     if missing:
-        raise InputError(
+        raise NoTrace(
             f"column {missing[0]!r} of the {likely} format is missing; there are {', '.join(names)}: windtunnel trace "
             f"import finds out which is which, or say it: columns='{missing[0]}=…'"
         )
@@ -316,19 +338,3 @@ def _without_empty(columns: Columns) -> Columns:
     note = f"{rows - len(kept)} of {rows} rows left out: 0 prompt or output tokens"
     blocks = take_hashes(ragged(columns.get("hash_ids"), rows), kept)
     return {**taken, "hash_ids": blocks, "notes": [*columns.get("notes", ()), note]}
-
-
-def spread(arrival: Floats, quantum: float, rng: np.random.Generator) -> Floats:
-    """Spread requests that share a time uniformly over ``quantum`` seconds, at most to the next time; keeps the order.
-
-    For traces whose clock ticks coarsely (Mooncake's conversation trace: about 3 s), which would arrive in bursts.
-    """
-    if not quantum > 0:
-        raise InputError(f"jitter={quantum:g}: must be seconds > 0, or 0 for none")
-    times, group = np.unique(arrival, return_inverse=True)
-    room = np.minimum(np.diff(times, append=np.inf), quantum)
-    offset = rng.random(len(arrival))
-    offset = offset[np.lexsort((offset, group))]
-    placed: Floats = np.empty(len(arrival))
-    placed[np.argsort(group, kind="stable")] = offset
-    return np.asarray(arrival + placed * room[group])

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.workload import graph, texts
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.graph import Edges
-from windtunnel.workload.rules import Integers
+from windtunnel.workload.rules import Floats, Integers
 from windtunnel.workload.synthetic import check_count, stream
 from windtunnel.workload.texts import Begins
 
@@ -232,3 +232,19 @@ def with_think_time_at_most(workload: Workload, seconds: float) -> Workload:
     if not (math.isfinite(seconds) and seconds >= 0):
         raise InputError(f"max_think_time={seconds:g}: must be finite seconds ≥ 0")
     return replace(workload, think_time=np.minimum(workload.think_time, seconds))
+
+
+def spread(arrival: Floats, quantum: float, rng: np.random.Generator) -> Floats:
+    """Spread requests that share a time uniformly over ``quantum`` seconds, at most to the next time; keeps the order.
+
+    For traces whose clock ticks coarsely (Mooncake's conversation trace: about 3 s), which would arrive in bursts.
+    """
+    if not quantum > 0:
+        raise InputError(f"jitter={quantum:g}: must be seconds > 0, or 0 for none")
+    times, group = np.unique(arrival, return_inverse=True)
+    room = np.minimum(np.diff(times, append=np.inf), quantum)
+    offset = rng.random(len(arrival))
+    offset = offset[np.lexsort((offset, group))]
+    placed: Floats = np.empty(len(arrival))
+    placed[np.argsort(group, kind="stable")] = offset
+    return np.asarray(arrival + placed * room[group])

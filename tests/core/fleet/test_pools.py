@@ -22,6 +22,7 @@ from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import handed_unlike, handing_case
 from core.pools_cases import Case, cases, equal_requests, tandem
 from windtunnel.core.disaggregation.handover import Crossing, Handed
+from windtunnel.core.engine import Fleet
 from windtunnel.core.fleet import pools
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
@@ -209,3 +210,52 @@ def test_a_decode_replica_fails_and_its_client_keeps_its_tokens() -> None:
         assert (found.requests["first_token"][0], found.requests["finish"][0]) == times
         assert found.stalls.tolist() == ([(2.0, 3.75, 0)] if how == "migrate" else [])
         assert found.requests["lane"].tolist() == [3]
+
+
+def test_a_wait_that_runs_out_ends_the_run() -> None:
+    """The link is down for ever: the lease of the only request runs out a second after its prompt."""
+    fleet = replace(tandem(1.0, 0.5), failures=(Failure(0.5, WHOLE_LINK, inf, "link"),))
+    rules = Handover("push", "relayed", proxy=0.5, lease=1.0, timeout=2.0, on_expiry="fail")
+    found = pools.run(fleet, equal_requests(np.zeros(1)), (2, 2), np.zeros((2, 1)), Crossing(rules=rules))
+    assert found.lost.tolist() == [0]
+    assert found.lives is not None
+    assert found.lives.seconds == 2.0
+
+
+def until(time: float, fleet: Fleet, arrival: Any, rules: Handover, work: float = 0.0) -> tuple[pools.PoolService, Any]:
+    """(A run of equal requests that has come to this time, the replicas of its sides.)"""
+    n = len(arrival)
+    crossing = Crossing(rules=rules, work=np.full(n, work))
+    made = pools.PoolService(fleet, equal_requests(np.array(arrival)), (0, 2), np.zeros((2, n)), crossing)
+    made._go_on(time)
+    return made, made.roster.crews
+
+
+def test_a_replica_that_drains_keeps_prompts_that_were_left_behind() -> None:
+    """A prompt ends at 1 s, and its transfer takes 5 s; the decode replica fails before. It is held for 10 s."""
+    fleet = replace(tandem(1.0, 0.5), replicas=(2, 2), failures=(Failure(1.5, 2, inf),))
+    rules = Handover("pull", "decode", lease=10.0, on_expiry="fail", timeout=60.0)
+    made, (prefill, _) = until(1.75, fleet, [0.0, 20.0], rules, work=5.0)
+    made._drain(prefill, 1.75)
+    lives = made.run().lives
+    assert lives is not None
+    assert lives.states[-1] == (0, "draining", 1.75, 11.0)
+
+
+def test_a_replica_that_drains_stops_when_its_last_request_is_withdrawn() -> None:
+    """A decode replica has memory for a prompt whose prefill replica fails at 0.5 s."""
+    fleet = replace(tandem(1.0, 0.5), replicas=(2, 2), failures=(Failure(0.5, 0, inf),))
+    made, (_, decode) = until(0.25, fleet, [0.0, 0.0], Handover("push", gate="before_prefill"))
+    made._drain(decode, 0.25)
+    lives = made.run().lives
+    assert lives is not None
+    assert lives.states == ((2, "draining", 0.25, 0.5),)
+
+
+def test_blocks_of_a_prompt_are_in_use_until_the_next_decision_after_its_transfer() -> None:
+    """Prompts are computed from 0 to 1 s and on to 2 s; each is on its way for half a second."""
+    used = []
+    for time in (0.75, 1.25, 1.75, 2.25, 3.25):
+        made, (prefill, _) = until(time, tandem(1.0, 0.5), [0.0, 0.0], Handover("pull", "decode"), work=0.5)
+        used.append(made._measured(prefill.lives[0], time).used_blocks)
+    assert used == [1, 2, 2, 1, 0]

@@ -3,19 +3,23 @@
 import contextlib
 import os
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
+from core.fleet.test_pools import RULES, failing_case
 from core.live.test_live import Again, opened, short
 from core.loop_cases import Case, handing_case
 from windtunnel.core.disaggregation import handover
+from windtunnel.core.fleet import pools
 from windtunnel.core.live.live import Arrival
 from windtunnel.core.live.pools import Between, LivePools
 from windtunnel.core.live.tokens import FAILED, STAYS
 from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Autoscale
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "12"))
 
@@ -25,24 +29,38 @@ def work(prompts: Any) -> Any:
     return 1e-4 * prompts.astype(np.float64)
 
 
+class Noting(LivePools):
+    """Notes whose replica has failed: (slot, time, tokens that are kept)."""
+
+    def _make_anew(self, r: int, grown: int, time: float) -> None:
+        super()._make_anew(r, grown, time)
+        self.begun_anew.append((r, time, int(self._had[r])))
+
+    @cached_property
+    def begun_anew(self) -> list[tuple[int, float, int]]:
+        return []
+
+
 class Client:
     """Sends the requests of a case one by one, and remembers what it gets."""
 
     def __init__(self, case: Case, slots: int) -> None:
-        demand = case.demand
+        demand, self.fleet = case.demand, case.fleet
         assert case.crossing is not None
         size = demand.hash_block_size if demand.hash_ids is not None else 0
+        if case.fleet.failures and any(policy.prefix_caching for policy in case.fleet.policies):
+            size = size or case.fleet.limits[0].block_size
         first, second = (Again(row) for row in case.uniforms)
         route = case.fleet.route_score, case.fleet.routing
         crossing = replace(case.crossing, work=np.zeros(0))
         between = Between(case.routers, (first, second), crossing, work, route)
-        self.live = LivePools(case.fleet, between, size, slots)
+        self.live = Noting(case.fleet, between, size, slots)
         self.demand = demand
         self.slot_of: dict[int, int] = {}
         self.times: dict[int, list[float]] = {}
         self.accounts: dict[int, tuple[Any, int]] = {}
         self.lost: list[int] = []
-        self.reused = 0
+        self.late: list[tuple[int, int, float]] = []
 
     def send(self, i: int, time: float) -> float:
         demand, names = self.demand, ()
@@ -61,17 +79,33 @@ class Client:
         return arrived
 
     def note(self, rows: Any) -> None:
-        for row in rows:
-            slot = int(row["slot"])
+        """What was withdrawn, and what comes: by time, since a request that goes on counts from what it keeps."""
+        told = [(float(row["time"]), 0, int(row["slot"]), int(row["tokens"]), int(row["gone"])) for row in rows]
+        told += [(time, 1, slot, 1 << 30, STAYS) for slot, time in self.live.withdrawn]
+        told += [(time, 1, slot, kept, STAYS) for slot, time, kept in self.live.begun_anew]
+        self.live.begun_anew.clear()
+        self.live.withdrawn.clear()
+        for time, again, slot, tokens, gone in sorted(told, key=lambda one: one[:2]):
             i, times = self.slot_of[slot], self.times[self.slot_of[slot]]
-            if int(row["tokens"]) > len(times):
-                times.append(float(row["time"]))
-                assert len(times) == int(row["tokens"]), "each step gives a request one token"
-            if row["gone"] != STAYS:
-                self.lost += [i] * (int(row["gone"]) == FAILED)
+            if again:
+                times[:] = [one for one in times if one <= time][:tokens]
+                self.late = [one for one in self.late if one[0] != i or one[2] <= time]
+            elif tokens > len(times):
+                times.append(time)
+                assert len(times) == tokens, "each step gives a request one token"
+            if gone != STAYS:
+                self.lost += [i] * (gone == FAILED)
+                self.late.append((i, slot, time))
+        self.forget(self.live.certain)
+
+    def forget(self, until: float) -> None:
+        """Those who have left before a time at which it could turn out that they have not."""
+        for i, slot, time in self.late:
+            if time < until:
                 self.accounts[i] = self.live.account(slot), self.live.lane_of(slot)
                 del self.slot_of[slot]
                 self.live.forget(slot)
+        self.late = [one for one in self.late if one[2] >= until]
 
 
 def tried(case: Case, seed: int, leave: float = 0.0) -> int:
@@ -88,6 +122,7 @@ def tried(case: Case, seed: int, leave: float = 0.0) -> int:
     case = replace(case, demand=demand, uniforms=case.uniforms[:, : len(kept)], crossing=crossing)
     slots = max(len(kept) - 8 * (seed % 2), 1)
     client, arrived = Client(case, slots), {}
+    changes = bool(case.fleet.failures) or any(case.fleet.scaling)
     for i in np.argsort(demand.arrival, kind="stable").tolist():
         time = max(float(demand.arrival[i]), client.live.now)
         while rng.random() < 0.5:
@@ -101,13 +136,22 @@ def tried(case: Case, seed: int, leave: float = 0.0) -> int:
                     demand.output_tokens[i_left] = output
         client.note(client.live.advance(time))
         arrived[i] = client.send(i, time)
-    client.note(client.live.advance(1e6))
+    for _ in range(400):  # autoscalers go on for ever
+        if not client.slot_of:
+            break
+        live = client.live
+        client.note(live.advance(float(np.nextafter(live.next_decision(), np.inf)) if live.events else 1e6))
+    if (client.slot_of and client.live.events) or not len(client.live.roster.takes("decode")):
+        return 0  # no replica is there for them
     assert not client.slot_of
-    assert client.live.at_rest
+    assert changes or client.live.at_rest
     times = np.array([arrived[i] for i in range(len(kept))])
-    demand = replace(demand, arrival=times)
-    record = handover.run(case.fleet, demand, case.routers, case.uniforms, crossing, jumps=False,
-                          decode_router=(case.fleet.route_score, case.fleet.routing))  # fmt: skip
+    demand, router = replace(demand, arrival=times), (case.fleet.route_score, case.fleet.routing)
+    arguments = case.fleet, demand, case.routers, case.uniforms, crossing
+    if changes:
+        record = pools.run(*arguments, lambda prompts: (np.zeros(len(prompts)), work(prompts)), False, router)
+    else:
+        record = handover.run(*arguments, jumps=False, decode_router=router)
     compare(client, record)
     return len(kept) - slots
 
@@ -137,6 +181,32 @@ def test_what_a_run_of_the_same_arrivals_gives(leave: float) -> None:
         with contextlib.suppress(InputError):  # more requests at once than slots
             again += tried(replace(case, demand=short(case.demand, seed)), seed, leave)
     assert again > 0
+
+
+def coming_and_going(seed: int, kind: str) -> Case:
+    """Pools that fail, and in every other case scale; waits run out in some."""
+    rng, case = np.random.default_rng(seed), failing_case(seed, kind)
+    assert case.crossing is not None
+    rules = case.crossing.rules
+    if seed % 3 == 0 and rules.on_expiry == "wait":
+        then: Any = "fail" if rules.first_token == "relayed" or kind == "sglang" else rng.choice(["fail", "recompute"])
+        rules = replace(rules, lease=float(rng.choice([0.2, 2.0])), timeout=4.0, on_expiry=then)
+    scaling: Any = ()
+    if seed % 2:
+        each = [Autoscale(RULES[int(rng.integers(4))], 1, most, 1.37, 0.5) for most in case.fleet.replicas]
+        scaling = tuple(one if rng.random() < 0.7 else None for one in each)
+    fleet = replace(case.fleet, scaling=scaling)
+    found: Case = replace(case, fleet=fleet, crossing=replace(case.crossing, rules=rules))
+    return found
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("kind", ["vllm", "cache", "sglang", "trtllm-max-utilization"])
+def test_replicas_and_links_that_come_and_go(kind: str) -> None:
+    for seed in range(max(CASES // 16, 2)):
+        case = coming_and_going(seed, kind)
+        with contextlib.suppress(InputError):
+            tried(replace(case, demand=short(case.demand, seed)), seed)
 
 
 @WITH_THE_COMPILER

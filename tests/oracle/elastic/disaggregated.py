@@ -228,7 +228,7 @@ class ElasticDisaggregated(Disaggregated):
         """See Host: a prompt that waits for memory on the other side does not wait for its own."""
         passage = self.passages[request.id]
         if request is self.prefills[request.id]:
-            waits = request.waits and not (self._gated and isnan(passage.admitted))
+            waits = request.waits and not (self._gated and self.goes(request.id) and isnan(passage.admitted))
         elif request is self.decodes.get(request.id):
             waits = request.waits if self.stays(request.id) else isnan(passage.admitted)
         else:

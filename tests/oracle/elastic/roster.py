@@ -217,7 +217,7 @@ class Roster:
         if life is None:
             return
         del life.requests[request]
-        if life.state == DRAINING and not life.requests:
+        if life.state == DRAINING and not life.requests and time <= self.now:  # later is not part of the run
             self._becomes(life, OFF, time)
 
     # Who is there.

@@ -414,6 +414,7 @@ class Searched(NamedTuple):
 def asked_of(load: Load, fixed: Load, space: "AnySpace", question: "Question", wanted: Wanted) -> Asked:
     """What is asked of a space; the first of several loads stands for them while they are searched one by one."""
     loads, cases = loads_of(load, wanted, space, question), cases_of(load, wanted, space, question)
+    wanted.buyer.asked(space)  # wrong words end here, not after the search
     if loads:
         first, objective = next(iter(loads.values()))
         return Asked(fixed, space, first, objective, loads, cases)

@@ -187,11 +187,11 @@ def prepared(
     uniforms: Floats,
     crossing: Crossing,
     decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
-    spare: bool = False,
+    spare: int = 0,
     grows: bool = False,
 ) -> Passing:
-    """A run before anything has happened; arguments as for ``run``. ``spare``: there are n further rows, for prompts
-    that stay on a prefill replica when their requests go on elsewhere. ``grows``: answers may become part of prompts.
+    """A run before anything has happened; arguments as for ``run``. ``spare``: so many further rows, for prompts that
+    stay on a prefill replica when their requests go on elsewhere. ``grows``: answers may become part of prompts.
 
     Raises InputError as ``run`` does.
     """
@@ -204,7 +204,7 @@ def prepared(
     pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = pools_of(fleet, pools)
     n = len(demand.arrival)
-    columns = _rows(demand, crossing.rules, n if spare else 0, writes_answers(fleet))
+    columns = _rows(demand, crossing.rules, spare, writes_answers(fleet))
     state = new_state(
         replace(ordered, routing=None), _with_room_to_grow(columns, demand) if grows else columns, uniforms[0]
     )
@@ -322,8 +322,8 @@ def _rows(demand: Demand, rules: Handover, spare: int, known: bool = False) -> D
     return replace(
         demand,
         arrival=np.concatenate([demand.arrival, np.full(n + spare, np.nan)]),
-        prompt_tokens=np.concatenate([prompt, prompt - again, prompt[:spare]]),
-        output_tokens=np.concatenate([one, demand.output_tokens + again, one[:spare]]),
+        prompt_tokens=np.concatenate([prompt, prompt - again, np.resize(prompt, spare)]),
+        output_tokens=np.concatenate([one, demand.output_tokens + again, np.resize(one, spare)]),
         max_tokens=np.concatenate([one, declared + again, more]),
         overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns, more != 0]),
         refused=np.concatenate([demand.refused, np.zeros(n + spare, dtype=bool)]),
@@ -342,7 +342,7 @@ def _with_room_to_grow(columns: Demand, demand: Demand) -> Demand:
     n, output = len(demand.arrival), columns.output_tokens.copy()
     output[:n] = demand.output_tokens
     if len(output) > 2 * n:
-        output[2 * n :] = demand.output_tokens
+        output[2 * n :] = np.resize(demand.output_tokens, len(output) - 2 * n)
     return replace(columns, output_tokens=output)
 
 

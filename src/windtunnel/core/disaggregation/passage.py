@@ -328,11 +328,23 @@ def free_prompt(
     transfers.handed[r].freed = time
     source = state.lanes[transfers.handed[r].prefill_lane]
     pool = state.pools[state.groups[source.group].pool]
-    hold_until(pool, source, time, source.free)
-    let_go(state, pool, source, r)
-    source.watches -= 1
+    hand_back(state, pool, source, r, time)
     if source.outstanding > 0:
         wake(state, second, order, course, source.group, time)
+
+
+@part
+def hand_back(state: State, pool: Pool, lane: Lane, row: int, time: float) -> None:
+    """A prefill lane, which watches for it, gives back the blocks of a prompt: it learns of that when it decides next
+    (vllm/v1/core/sched/scheduler.py, update_from_output)."""
+    now, before = state.groups[lane.group].now, lane.free
+    hold_until(pool, lane, time, before)
+    let_go(state, pool, lane, row)
+    lane.watches -= 1
+    if now > time:
+        if lane.gives_back != now:
+            lane.gives_back, lane.given_back = now, 0
+        lane.given_back += lane.free - before
 
 
 @part

@@ -4,7 +4,7 @@ the rules of their schedulers, which Python calls between two calls of the loop.
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.disaggregation.link import ACTIVE, Transfers, drop_transfer, share_anew, start_transfer
 from windtunnel.core.disaggregation.order import Order, wake
-from windtunnel.core.disaggregation.passage import find_gone, free_prompt, leave_behind, lose
+from windtunnel.core.disaggregation.passage import find_gone, free_prompt, hand_back, lose
 from windtunnel.core.disaggregation.reservation import give_up
 from windtunnel.core.dispatch import unstage
 from windtunnel.core.log import hold_until
@@ -87,8 +87,7 @@ def repair(
         lose(state, order, course, transfers, second, r, time)
     else:
         lane = state.lanes[state.requests[r].lane]
-        hold_until(state.pools[state.groups[lane.group].pool], lane, time, lane.free)
-        leave_behind(state, r)
-        lane.watches -= 1
+        state.requests[r].holds = 0
+        hand_back(state, state.pools[state.groups[lane.group].pool], lane, r, time)
         if lane.outstanding > 0:
             wake(state, second, order, course, lane.group, time)

@@ -1,20 +1,33 @@
 """Prompts on prefill replicas whose requests go on without them, because the decode replica has failed: a spare row of
 the requests takes the place of each, in all that the replica knows of it."""
 
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from windtunnel.core.dispatch import several
-from windtunnel.core.engine import Integers
+from windtunnel.core.engine import Fleet, Integers
 from windtunnel.core.fleet.remains import Blank
 from windtunnel.core.records import State
 from windtunnel.core.routing import Routing, stands_for
 from windtunnel.core.seats import WHO
+from windtunnel.deployment.handover import Handover
 from windtunnel.errors import InputError
 
 POINTERS = ("head", "tail", "ghost", "left", "swapped_head", "swapped_tail", "chunked", "preempted", "part_way")
 """Fields of lanes that name a request."""
+
+
+MORE_BEHIND = 4096
+"""Prompts of earlier attempts that may be held beside one of each request."""
+
+
+def spare_rows(fleet: Fleet, rules: Handover, n: int) -> tuple[int, bool]:
+    """(Rows for prompts that are left behind, whether answers may become part of prompts) of ``n`` requests."""
+    stays = rules.lease < inf or rules.gate == "before_prefill"
+    spare = min(n * max(len(fleet.failures), 1), n + MORE_BEHIND) if stays else 0
+    return spare, fleet.on_failure == "migrate"
 
 
 class LeftBehind:
@@ -26,6 +39,8 @@ class LeftBehind:
         """Of each prompt that was left behind."""
         self.latest: dict[int, int] = {}
         """Which of them a row is."""
+        self.requests: dict[int, int] = {}
+        """Whose prompt a row is."""
 
     def holds(self, state: State, which: int) -> bool:
         """Whether a prompt is still held, or computed."""
@@ -50,7 +65,7 @@ class LeftBehind:
         self._put(state, r, row)
         stands_for(known, r, row)
         state.requests["holds"][r] = 0
-        self.latest[row] = len(self.rows)
+        self.latest[row], self.requests[row] = len(self.rows), r
         self.rows.append(row)
         return len(self.rows) - 1
 

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.disaggregation.handover import Crossing, Handed, numbers_of, of_role, pools_of, prepared, record_of
+from windtunnel.core.disaggregation.handover import (
+    Crossing,
+    Handed,
+    Passing,
+    numbers_of,
+    of_role,
+    pools_of,
+    prepared,
+    record_of,
+)
 from windtunnel.core.disaggregation.link import (
     ARRIVAL,
     BROKEN,
@@ -30,20 +39,19 @@ from windtunnel.core.disaggregation.repair import CUT, FREE, GONE_THERE, LET_GO,
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers
 from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
-from windtunnel.core.fleet.left_behind import LeftBehind
+from windtunnel.core.fleet.left_behind import LeftBehind, spare_rows
 from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, received
-from windtunnel.core.fleet.roster import Crew, Life
+from windtunnel.core.fleet.roster import Crew, Life, as_asked
 from windtunnel.core.fleet.scaling import Measured, used_blocks, waiting_rows
 from windtunnel.core.fleet.service import READY, Service, require_kept_promises
-from windtunnel.core.fleet.tail import tail_of
 from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of, plan_anew, under_way
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import BROKEN_OFF
-from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT
+from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT, State
 from windtunnel.core.routing import forget_replica, prompts_come_again, sees_there, takes_again
 from windtunnel.core.stores.chunks import note_again
 from windtunnel.policy.routing import Routing
-from windtunnel.policy.scaling import WHOLE_LINK, Failure, Lives
+from windtunnel.policy.scaling import WHOLE_LINK, Failure
 
 EXPIRED = -1
 """A kind of event, before all others of ``service``: a prompt that was left behind has been held for its lease."""
@@ -87,25 +95,30 @@ class PoolService(Service):
         decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
     ) -> None:
         require_kept_promises(fleet)
-        self.demand, self.crossing, self.rules, self.sending = demand, crossing, crossing.rules, sending
-        self.decode_router, self.n = decode_router, len(demand.arrival)
-        grows = fleet.on_failure == "migrate"
-        stays = self.rules.lease < inf or self.rules.gate == "before_prefill"
-        self.passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router, stays, grows)
-        scaling = tuple(fleet.scaling[i] for i in self.passing.pools) if fleet.scaling else ()
-        self.fleet = replace(self.passing.fleet, scaling=scaling)
-        self.transfers, self.order = self.passing.transfers, self.passing.order
-        self.state, self.course, self.arrivals = self.passing.state, self.passing.course, self.passing.arrivals
+        self.decode_router, n = decode_router, len(demand.arrival)
+        arguments = fleet, demand, routers, uniforms, crossing, decode_router, *spare_rows(fleet, crossing.rules, n)
+        self._lay_pools(prepared(*arguments), fleet, demand, crossing, sending)
+        self.arrivals = self.passing.arrivals
         self.state.counters[JUMPS] = jumps
         self._make(-1.0)  # each request's two rows are made
+        self._note_blank(np.arange(n))
+        self._open()
+
+    def _lay_pools(
+        self, passing: Passing, fleet: Fleet, demand: Demand, crossing: Crossing, sending: Sending | None
+    ) -> None:
+        """The two sides, before any request has come."""
+        self.demand, self.crossing, self.rules, self.sending = demand, crossing, crossing.rules, sending
+        self.passing, self.n = passing, len(demand.arrival)
+        scaling = tuple(fleet.scaling[i] for i in passing.pools) if fleet.scaling else ()
+        self.fleet = replace(passing.fleet, scaling=scaling)
+        self.transfers, self.order, self.course = passing.transfers, passing.order, passing.course
+        self.state = passing.state
         self.blank, self.unhanded = Blank(self.state, self.fleet), np.array(self.transfers.handed)
-        routing: list[Any] = [side["routing"] for side in self.passing.sides]
+        routing: list[Any] = [side["routing"] for side in passing.sides]
         self.indices = [None if one is None else one.lanes.copy() for one in routing]
-        if fleet.failures:
-            self.blank.comes_again(self.state, np.arange(self.n))
-            prompts_come_again(routing[0])
         self._appoint(self.fleet, demand)
-        self.numbers = numbers_of(np.array(self.fleet.replicas), self.passing.pools)
+        self.numbers = numbers_of(np.array(self.fleet.replicas), passing.pools)
         self.places = np.argsort(self.numbers)
         self.side_fleets = [pools_of(self.fleet, of_role(self.fleet, role)) for role in SIDES]
         self.first = (0, sum(self.side_fleets[0].replicas))
@@ -113,9 +126,24 @@ class PoolService(Service):
         self.kept: dict[int, list[Attempt]] = {}
         self.stuck: list[int] = []
         self.resent = 0
+        self.emptied = np.full(sum(self.fleet.replicas), -inf)
+        """When a replica last lost a request to what failed elsewhere."""
         self.moved = np.zeros(self.n)
         self.longest = _longest_prompt(fleet)
-        self._open()
+
+    def _note_blank(self, requests: Integers) -> None:
+        """Requests are as they are before they come."""
+        rows = np.concatenate([requests, self.n + requests])
+        self.blank.requests[rows], self.unhanded[requests] = self.state.requests[rows], self.transfers.handed[requests]
+        if self.fleet.failures:
+            self.blank.comes_again(self.state, requests)
+            prompts_come_again(self.passing.sides[0]["routing"])
+
+    @property
+    def views(self) -> tuple[State, State]:
+        """The state as either router sees it."""
+        first, second = (self.state._replace(**side) for side in self.passing.sides)
+        return first, second
 
     def run(self) -> Handed:
         """Simulate to the end."""
@@ -136,13 +164,16 @@ class PoolService(Service):
         self.state = self.passing.state
 
     def _do(self, what: int, r: int, time: float) -> None:
-        first, second = self.passing.views
+        first, second = self.views
         repair(first, self.order, self.course, self.transfers, second, what, r, time)
 
     def _happen(self, kind: int, who: int, time: float) -> None:
         if kind == EXPIRED:
             if self.behind.holds(self.state, who):
-                self._do(LET_GO, self.behind.rows[who], time)
+                row = self.behind.rows[who]
+                group = self.state.lanes["group"][self.state.requests["lane"][row]]
+                self.emptied[self.state.groups["replica"][group]] = time
+                self._do(LET_GO, row, time)
         elif kind == READY and who >= len(self.numbers):
             self._mend(self.fleet.failures[who - len(self.numbers)], time)
         elif kind == READY:
@@ -228,7 +259,11 @@ class PoolService(Service):
             mine = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0)
             goes = mine & (handed["goes"] > 0)
             times = [rows["finish"][: self.n][mine & ~goes], handed["freed"][goes], handed["prefill_end"][goes]]
-        return max(self.roster.life_of(j).since, *(float(np.nanmax(one, initial=-inf)) for one in times))
+            uncomputed = goes & (handed["lost"] > 0) & np.isnan(handed["prefill_end"])
+            behind = rows[self.behind.first :]
+            times += [rows["finish"][self.n : 2 * self.n][uncomputed], behind["finish"][np.isin(behind["lane"], lanes)]]
+        since = max(self.roster.life_of(j).since, float(self.emptied[j]))
+        return max(since, *(float(np.nanmax(one, initial=-inf)) for one in times))
 
     def _measured(self, life: Life, time: float) -> Measured:
         """A prompt that waits for memory on the other side does not wait for its own."""
@@ -362,7 +397,7 @@ class PoolService(Service):
         lanes, side, pool = self._lanes(j), self._side(j), int(self.pool_of[j])
         stages = self.fleet.policies[pool].pipeline_parallel_size
         victims = (self._prompts_on if side == 0 else self._decodes_on)(lanes, time).tolist()
-        tail, had = tail_of(self.state, self.fleet, j, self.since[j], stages), {}
+        tail, had = self._tail(j, stages), {}
         if side == 1 and self.fleet.on_failure == "migrate":
             had = self._received_there(victims, tail, pool, time)
         self._empty(j, tail, time)
@@ -407,6 +442,7 @@ class PoolService(Service):
             self.state.requests["state"][row] = QUEUED
         elif not isnan(handed["asked"][r]):
             self._do(UNASK, r, time)
+            self.emptied[handed["destination"][r]] = time
         there = Received(1, float(self.state.requests["last_token"][row])) if handed["asked"][r] >= 0 else None
         self._carry_on(r, there, time)
 
@@ -416,6 +452,7 @@ class PoolService(Service):
         handed: Any = self.transfers.handed
         if not handed["goes"][r] or not self.state.requests["holds"][r]:
             return
+        self.emptied[handed["source"][r]] = time  # or later
         if self.rules.gate == "before_prefill" and isnan(handed["admitted"][r]):
             self._do(UNCOME, r, time)
             return
@@ -453,12 +490,18 @@ class PoolService(Service):
 
     def _begin_anew(self, r: int, grown: int, time: float) -> None:
         """A request is sent again; its prompt changes by ``grown`` tokens."""
+        self._make_anew(r, grown, time)
+        self.state.clocks[SENT] = time
+        self._go(time, np.array([r]))
+
+    def _make_anew(self, r: int, grown: int, time: float) -> None:
+        """Nothing has been computed of a request."""
         rows, handed, both = self.state.requests, self.transfers.handed, np.array([r, self.n + r])
         self.moved[r] += self._bytes_of(r)
         for k, row in enumerate(both.tolist()):
             takes_again(self.passing.sides[k]["routing"], self.state, row, time)
         if grown:
-            self._grow(r, grown)
+            self._lengthen(r, grown)
         arrival = float(rows["arrival"][r])
         rows[both] = self.blank.requests[both]
         self.blank.forget(self.state, both)
@@ -469,10 +512,8 @@ class PoolService(Service):
             self.blank.comes_again(self.state, both[:1])
             for row in both.tolist():
                 renew(self.state, row)
-        self.state.clocks[SENT] = time
-        self._go(time, np.array([r]))
 
-    def _grow(self, r: int, tokens: int) -> None:
+    def _lengthen(self, r: int, tokens: int) -> None:
         """Of the tokens that it had to generate, this number is now part of its prompt."""
         blank: Any = self.blank.requests
         names = [name for name in ("max_tokens", "declared") if name in (blank.dtype.names or ())]
@@ -524,30 +565,19 @@ class PoolService(Service):
         retries = sum(count for r, count in self.retried.items() if r not in lost)
         lives = self.roster.account(retries, sorted(lost), self.resent)
         if (self.numbers != np.arange(len(self.numbers))).any():
-            lives = _as_asked(lives, self.numbers, self.passing.pools)
+            lives = as_asked(lives, self.numbers, self.passing.pools)
         rows = record.rows[record.rows["replica"] != NONE]
         return replace(record, rows=rows, stalls=stalls, kv_bytes=sizes, lives=lives)
 
     def _last_event(self) -> float:
-        """When the last step has ended, or the last request came; no wait that runs out afterwards counts."""
-        groups, arrived = self.state.groups, self.state.requests["arrival"][: self.n]
+        """When the last step has ended, the last request came, or the last wait of one ran out; no wait that runs out
+        afterwards counts."""
+        groups, rows = self.state.groups, self.state.requests
         times = [self.last_lost, float(groups["now"].max()), float(groups["end"].max())]
-        times += [float(np.max(arrived[np.isfinite(arrived)], initial=0.0))]
+        gave_up: Any = np.setdiff1d(np.flatnonzero(self.transfers.handed["lost"]), self.lost)
+        those = np.concatenate([rows["arrival"][: self.n], rows["finish"][self.n + gave_up]])
+        times += [float(np.max(those[np.isfinite(those)], initial=0.0))]
         return max(time for time in times if isfinite(time))
-
-
-def _as_asked(lives: Lives, numbers: Integers, pools: Integers) -> Lives:
-    """With the pools in the order of the fleet that was asked for; ``numbers``: of the replicas there. Links have them
-    already."""
-    places, links = np.argsort(numbers), [one for one in lives.states if one[1] == "link failed"]
-    states = [(int(numbers[one[0]]), *one[1:]) for one in lives.states if one[1] != "link failed"]
-    states = sorted(states, key=lambda one: one[0]) + links
-    return lives._replace(
-        paid_s=[lives.paid_s[j] for j in places],
-        up_s=[lives.up_s[j] for j in places],
-        pools=tuple(lives.pools[i] for i in np.argsort(pools)),
-        states=tuple(sorted(states, key=lambda one: (one[2], one[0]))),
-    )
 
 
 def _longest_prompt(fleet: Fleet) -> int:

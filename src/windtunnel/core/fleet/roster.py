@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 
+import numpy as np
+from numpy.typing import NDArray
+
 from windtunnel.policy import Limits
 from windtunnel.policy.scaling import Autoscale, Lives, PoolLives
 
@@ -153,3 +156,17 @@ class Roster:
             link_failures=self.link_failures,
             resent=resent,
         )
+
+
+def as_asked(lives: Lives, numbers: NDArray[np.int64], pools: NDArray[np.int64]) -> Lives:
+    """With the pools in the order of the fleet that was asked for; ``numbers``: of the replicas there. Links have them
+    already."""
+    places, links = np.argsort(numbers), [one for one in lives.states if one[1] == "link failed"]
+    states = [(int(numbers[one[0]]), *one[1:]) for one in lives.states if one[1] != "link failed"]
+    states = sorted(states, key=lambda one: one[0]) + links
+    return lives._replace(
+        paid_s=[lives.paid_s[j] for j in places],
+        up_s=[lives.up_s[j] for j in places],
+        pools=tuple(lives.pools[i] for i in np.argsort(pools)),
+        states=tuple(sorted(states, key=lambda one: (one[2], one[0]))),
+    )

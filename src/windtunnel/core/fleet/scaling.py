@@ -65,6 +65,8 @@ def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -
     total = int(state.pools["num_blocks"][pool])
     leaves_later = group["now"] > time and lane["released"] > 0
     free = int(lane["free_before" if leaves_later else "free"])
+    if not leaves_later and lane["gives_back"] == group["now"] > time:
+        free -= int(lane["given_back"])
     return round((total - free) * num_blocks / total)
 
 

@@ -27,6 +27,10 @@ class Rooms:
             self._of[r], self.end = (first, length), first + length
         return first
 
+    def leave(self, r: int) -> None:
+        """The stretch of slot ``r`` is another one's."""
+        self._of.pop(r, None)
+
 
 class Contents:
     """Room for the names of prompts' blocks, and for the cached blocks that requests hold.
@@ -64,6 +68,20 @@ class Contents:
         owned = [self._write(state, extra, k, r, names, first, table) for k, extra in enumerate(state.extra)]
         same = all(new is old for new, old in zip(owned, state.extra, strict=True))
         return state if same else state._replace(extra=tuple(owned))
+
+    def moved(self, state: State, r: int, tokens: int) -> State:
+        """What slot ``r`` held, another row has from now on: room for as many ``tokens`` again."""
+        self._tables.leave(r)
+        table = self._tables.first(r, tokens // self._smallest + 1)
+        extras = []
+        for extra in state.extra if several(state.extra) else (state.extra,):
+            if _has_holdings(extra):
+                cache = _roomy(extra.cache, tables=self._tables.end)
+                cache.holdings["table"][r] = table
+                extras.append(extra if cache is extra.cache else extra._replace(cache=cache))
+            else:
+                extras.append(extra)
+        return state._replace(extra=tuple(extras) if several(state.extra) else extras[0])
 
     def _write(self, state: State, extra: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
         """The same room serves all schedulers, each of which has arrays of its own."""

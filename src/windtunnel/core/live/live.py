@@ -229,7 +229,7 @@ class Live(Service):
             return self.told.rows[:0]
         raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing))
         check(self.state, ("check",))
-        rows = self._as_told(np.concatenate(parts))
+        rows = np.concatenate(parts).view(type(self.told.rows))
         gone = rows["gone"] != STAYS
         self._gone_at[rows["slot"][gone]] = rows["time"][gone]
         return rows[np.argsort(rows["time"], kind="stable")]
@@ -241,14 +241,14 @@ class Live(Service):
     def _take_rows(self) -> int:
         count = int(self.told.count[0])
         if count:
-            self._parts.append(self.told.rows[:count].copy())
+            self._parts.append(self._as_told(self.told.rows[:count].copy()))
             self.told.count[0] = 0
         return count
 
-    def _say(self, time: float, r: int, gone: int) -> None:
+    def _say(self, time: float, r: int, gone: int, tokens: int = 0) -> None:
         """Tell of a request outside the loop."""
         self._take_rows()
-        row = np.array([(time, r, 0, gone)], dtype=TOKENS)
+        row = np.array([(time, r, tokens, gone)], dtype=TOKENS)
         self._parts.append(row.view(type(self.told.rows)))
 
     def next_decision(self) -> float:
@@ -498,15 +498,19 @@ class Live(Service):
 
     def _clear(self, j: int, time: float) -> list[int]:
         victims = super()._clear(j, time)
+        self._withdraw(victims, time)
+        generated: Any = self.state.requests["generated"]
+        if self.fleet.on_failure != "lost":
+            self.told.given[victims] = generated[victims]
+        return victims
+
+    def _withdraw(self, victims: list[int], time: float) -> None:
+        """What was written down of these requests for later than ``time`` does not come."""
         self._take_rows()
         for rows in self._parts:
             rows["gone"][np.isin(rows["slot"], victims) & (rows["time"] > time)] = NONE
         self._parts = [rows[rows["gone"] != NONE] for rows in self._parts]
         self.withdrawn += [(r, time) for r in victims]
-        generated: Any = self.state.requests["generated"]
-        if self.fleet.on_failure != "lost":
-            self.told.given[victims] = generated[victims]
-        return victims
 
     def _send(self, requests: list[int], as_state: int, time: float) -> None:
         super()._send(requests, as_state, time)

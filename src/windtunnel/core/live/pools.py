@@ -6,7 +6,6 @@ of slots alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,14 @@ from windtunnel.core.disaggregation.link import BEGUN, EVENTS, NEXT
 from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.disaggregation.passage import begin_request
 from windtunnel.core.engine import Fleet, Floats, Integers
-from windtunnel.core.fleet.remains import Blank
+from windtunnel.core.fleet.left_behind import spare_rows
+from windtunnel.core.fleet.pools import PoolService
+from windtunnel.core.fleet.remains import Received
+from windtunnel.core.fleet.service import require_kept_promises
 from windtunnel.core.live.live import DRAWN, MOST, Account, Arrival, Live, Stream
 from windtunnel.core.live.slots import named, nobody
 from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS
+from windtunnel.core.loop import BROKEN_OFF
 from windtunnel.core.records import GONE, JUMPS, NONE, ROUTED, State
 from windtunnel.core.routing import between_caches, forget_replica
 from windtunnel.errors import InputError
@@ -41,52 +44,50 @@ class Between:
     decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None)
 
 
-class LivePools(Live):
-    """Two sides that take requests as they come; replicas neither fail nor scale."""
+class LivePools(Live, PoolService):
+    """Two sides that take requests as they come."""
 
     fixed = True
 
     def __init__(self, fleet: Fleet, between: Between, hash_block_size: int = 0, slots: int = MOST) -> None:
         """``hash_block_size`` as for ``Live``; ``slots``: requests that there is room for.
 
-        Raises InputError for a scheduler that does not hand over, and for replicas that fail or scale.
+        Raises InputError for a scheduler that does not hand over, and for a router that promises what replicas that
+        come and go cannot keep.
         """
-        if fleet.failures or any(fleet.scaling):
-            raise InputError("prefill and decode pools: do not fail or scale live; use mixed pools, or run")
         self.between = between
         super().__init__(fleet, between.routers[0], between.streams[0], hash_block_size, slots)
 
     def _lay_out(self, fleet: Fleet, slots: int, router: int) -> None:  # noqa: ARG002 - one of two
-        between, self.n = self.between, slots
+        require_kept_promises(fleet)
+        between, work = self.between, self.between.work
         demand = nobody(slots, self.size)
         numbers = np.stack([stream.random(DRAWN) for stream in between.streams])
-        passing = prepared(fleet, demand, between.routers, numbers, between.crossing, between.decode_router)
-        self.fleet, self.state, self.sides, self._stages = passing.fleet, passing.state, passing.sides, passing.stages
-        self.transfers, self.order, self.course = passing.transfers, passing.order, passing.course
+        spare = spare_rows(fleet, between.crossing.rules, slots) if fleet.failures else (0, False)
+        passing = prepared(fleet, demand, between.routers, numbers, between.crossing, between.decode_router, *spare)
+        sending = None if work is None else lambda prompts: (np.zeros(len(prompts)), work(prompts))
+        self._lay_pools(passing, fleet, demand, between.crossing, sending)
         self._plain = self.transfers._replace(
             **{name: getattr(self.transfers, name).view(np.recarray) for name in ("rules", "handed")}
         )
-        self.rules = self._plain.rules[0]
+        self._terms = self._plain.rules[0]
+        self.transfers.handed["prefill_lane"] = NONE
         self.state.counters[JUMPS], self.transfers.counts[BEGUN] = 0, 1
-        self.blank = Blank(self.state, self.fleet)
-        self._appoint(self.fleet, demand)
-        routing: list[Any] = [side["routing"] for side in self.sides]
-        self._indices = [None if one is None else one.lanes.copy() for one in routing]
+        routing: list[Any] = [side["routing"] for side in passing.sides]
         self._blank_routes = [None if one is None else one.requests[0].item() for one in routing]
         self._blank_decode: tuple[Any, ...] = self.state.requests[slots].item()
         self._drawn_by = [DRAWN, DRAWN]
         self._decodes = np.zeros(slots, dtype=np.bool_)
         """Whether clients have been told of a token of the decode lane."""
+        self._had = np.zeros(slots, dtype=np.int64)
+        """Tokens that clients keep of earlier attempts, whose replicas have failed."""
         self._gave_up = np.zeros(slots, dtype=np.bool_)
-        """Whether clients have been told that a lease or a timeout ran out."""
+        """Whether clients have been told that nobody computes the rest."""
+        self._why: dict[int, str] = {}
+        """Of those for whom no lease or timeout ran out."""
+        self._open()
 
     # Two sides.
-
-    @property
-    def views(self) -> tuple[State, State]:
-        """The state as either router sees it."""
-        first, second = (self.state._replace(**side) for side in self.sides)
-        return first, second
 
     @property
     def faces_clients(self) -> State:
@@ -94,12 +95,16 @@ class LivePools(Live):
         return self.views[0]
 
     def _turn(self, course: Integers, arrivals: Integers, until: float) -> int:
-        first, second = self.views
-        args = first, self.order, course, arrivals, self.transfers, second, self.between.routers, 0, until
-        return int(self._loop(*args, self._stages, self.told))
+        while True:
+            first, second = self.views
+            args = first, self.order, course, arrivals, self.transfers, second, self.between.routers, 0, until
+            why = int(self._loop(*args, self.passing.stages, self.told))
+            if why != BROKEN_OFF:
+                return why
+            self._meet_broken_link()
 
     def _draw(self) -> None:
-        for k, side in enumerate(self.sides):
+        for k, side in enumerate(self.passing.sides):
             if side["counters"][ROUTED] >= self._drawn_by[k]:
                 side["uniforms"][:] = self.between.streams[k].random(DRAWN)
                 self._drawn_by[k] += DRAWN
@@ -107,8 +112,8 @@ class LivePools(Live):
     # Requests come and go.
 
     def _write(self, r: int, request: Arrival, time: float) -> None:
-        row, local = self.n + r, request.prompt_tokens <= self.rules.local
-        again = int(bool(self.rules.again) and not local)
+        row, local = self.n + r, request.prompt_tokens <= self._terms.local
+        again = int(bool(self._terms.again) and not local)
         one = min(request.output_tokens, 1)
         self._fill(r, Arrival(request.prompt_tokens, one, one, request.priority), time)
         self._template, template = self._blank_decode, self._template
@@ -117,6 +122,7 @@ class LivePools(Live):
         self._template = template
         self.told.given[row] = 0 if local else 1
         self._decodes[r] = self._gave_up[r] = False
+        self._had[r] = 0
         self.transfers.handed[r] = np.zeros((), dtype=self.transfers.handed.dtype)
         self.transfers.handed[r]["number"] = self._number
         self._number += 1
@@ -127,10 +133,15 @@ class LivePools(Live):
         self._write_for_routers(r, request.session)
         if self._contents:
             self._write_contents(r, request)
+        self._note_blank(np.array([r]))
+        self.place.pop(r, None)
+        self.retried.pop(r, None)
+        self.kept.pop(r, None)
+        self._why.pop(r, None)
 
     def _write_for_routers(self, r: int, session: str) -> None:
         before = self._sessions.get(session, NONE)
-        for k, (side, blank) in enumerate(zip(self.sides, self._blank_routes, strict=True)):
+        for k, (side, blank) in enumerate(zip(self.passing.sides, self._blank_routes, strict=True)):
             if blank is not None:
                 known = side["routing"].requests
                 known[k * self.n + r] = blank
@@ -145,36 +156,42 @@ class LivePools(Live):
         written = self._contents.write(
             written._replace(routing=None), self.n + r, int(row["prompt"]), int(row["output"]), ()
         )._replace(routing=written.routing)
+        self._keep_written(faces, written)
+
+    def _keep_written(self, faces: State, written: State) -> None:
         if written.extra is not faces.extra or written.routing is not faces.routing:
             self.state = self.state._replace(extra=written.extra)
-            self.sides[0]["routing"] = between_caches(written.routing, written.extra)
+            self.passing.sides[0]["routing"] = between_caches(written.routing, written.extra)
 
     def _as_told(self, rows: NDArray[Any]) -> NDArray[Any]:
         """A prefill lane has left nobody behind whom a decode lane takes, and who sees whose first token is a rule."""
+        rows = rows[rows["slot"] < self.behind.first]
         r, there = rows["slot"] % self.n, rows["slot"] >= self.n
         handed = self.transfers.handed
         crosses = handed["stays"][r] == 0
         first = ~there & (handed["goes"][r] > 0) & (rows["gone"] != FAILED)
         rows["slot"] = r
-        rows["tokens"][there & crosses] -= self.rules.again
+        rows["tokens"][there & crosses] -= self._terms.again
+        rows["tokens"] += np.where(rows["tokens"] > 0, self._had[r], 0)
         rows["gone"][first] = STAYS
-        hidden = first if self.rules.again or self.rules.relayed else np.zeros(len(rows), dtype=np.bool_)
+        hidden = first if self._terms.again or self._terms.relayed else np.zeros(len(rows), dtype=np.bool_)
         begins = np.flatnonzero(there & crosses & ~self._decodes[r])
         begins = begins[np.unique(r[begins], return_index=True)[1]]
         self._decodes[r[begins]] = True
         kept = rows[~hidden & ((rows["tokens"] > 0) | (rows["gone"] != STAYS))]
-        if not self.rules.relayed or not len(begins):
+        if not self._terms.relayed or not len(begins):
             return kept
         joins = np.zeros(len(begins), dtype=TOKENS)
-        joins["time"], joins["slot"], joins["tokens"] = handed["joined"][r[begins]], r[begins], 1
+        joins["time"], joins["slot"], joins["tokens"] = handed["joined"][r[begins]], r[begins], 1 + self._had[r[begins]]
         return np.concatenate([joins.view(type(rows)), kept])
 
     def _rows(self) -> NDArray[Any]:
-        if self.rules.expires:
+        if self._terms.expires or self._changes:
             lost = self.transfers.handed["lost"] > 0
             for r in np.flatnonzero(lost & ~self._gave_up).tolist():
                 self._say(float(self.state.requests["finish"][self.n + r]), r, FAILED)
             self._gave_up |= lost
+            self.lost = []
         return super()._rows()
 
     def next_decision(self) -> float:
@@ -188,8 +205,9 @@ class LivePools(Live):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is to happen."""
-        return self.next_decision() == inf
+        """Whether nothing is to happen but that replicas and links come back."""
+        transfers = self.transfers
+        return super().at_rest and not transfers.counts[EVENTS] and transfers.counts[NEXT] == NONE
 
     # What is known of a request.
 
@@ -197,7 +215,12 @@ class LivePools(Live):
         """Of a request in a slot, by now."""
         prompt, rest = super().account(r), super().account(self.n + r)
         first = rest if self.transfers.handed[r]["stays"] else prompt
-        return Account(first.scheduled, first.cached_tokens, prompt.preemptions + rest.preemptions)
+        kept, preemptions = self.kept.get(r, ()), prompt.preemptions + rest.preemptions
+        if not kept:
+            return Account(first.scheduled, first.cached_tokens, preemptions)
+        seen = kept[0].seen[0]
+        preemptions += sum(1 + one.preemptions for one in kept)
+        return Account(float(seen["scheduled"]), int(seen["cached_tokens"]), preemptions)
 
     def lane_of(self, r: int) -> int:
         """The lane that decodes a request, or will; before one is chosen, that of its prompt."""
@@ -207,18 +230,24 @@ class LivePools(Live):
     def why_failed(self, r: int) -> str:
         """Why nobody computes the rest of a request that FAILED."""
         if self.transfers.handed[r]["lost"]:
-            return "a lease or a timeout of the hand-over ran out"
+            return self._why.get(r, "a lease or a timeout of the hand-over ran out")
         return super().why_failed(r)
 
     def end_early(self, r: int) -> int:
         """The client of a request has gone; see ``Live.end_early``."""
+        tokens, both = self._end_attempt(r) + int(self._had[r]), [r, self.n + r]
+        for name in ("output", "overruns"):
+            self.blank.requests[name][both] = self.state.requests[name][both]
+        return tokens
+
+    def _end_attempt(self, r: int) -> int:
         handed, row = self.transfers.handed[r], self.n + r
         if handed["stays"]:
             return super().end_early(row)
         if not handed["goes"]:
             return super().end_early(r)
         request, rest = self.state.requests[r : r + 1], self.state.requests[row : row + 1]
-        again = int(self.rules.again)
+        again = int(self._terms.again)
         i = int(rest["lane"][0])
         if rest["state"][0] == GONE:
             return int(rest["output"][0]) - again
@@ -249,11 +278,59 @@ class LivePools(Live):
         for g in range(len(self.state.groups)):
             self.blank.clear_group(self.state, g, self.now)
         reorder(self.state.groups, self.order)
-        for side, index in zip(self.sides, self._indices, strict=True):
+        self.behind.lose(self.state, np.arange(len(self.state.lanes)))
+        for side, index in zip(self.passing.sides, self.indices, strict=True):
             for j in range(len(side["replicas"]) - 1):
                 forget_replica(side["routing"], index, j)
 
+    def _open_door(self, time: float) -> None:
+        """Nobody has been sent to a door but for want of a replica."""
+
     def _named(self) -> Integers:
         waits = self.transfers.events["request"][: self.transfers.counts[EVENTS]]
-        found = np.concatenate([waits, *(named(view, self.fleet, self.now) for view in self.views)])
-        return found[found >= 0] % self.n
+        behind = self.behind.first + np.flatnonzero(self.state.requests["holds"][self.behind.first :])
+        found = np.concatenate([waits, behind, *(named(view, self.fleet, self.now) for view in self.views)])
+        whose = np.arange(len(self.state.requests)) % self.n
+        whose[list(self.behind.requests)] = list(self.behind.requests.values())
+        return np.asarray(whose[found[found >= 0]])
+
+    # Replicas and links that fail.
+
+    def _clear(self, j: int, time: float) -> list[int]:
+        return self._clear_side(j, time)[0]
+
+    def _clear_side(self, j: int, time: float) -> tuple[list[int], dict[int, Received]]:
+        self._take_rows()  # while it is known which attempt they are of
+        victims, had = super()._clear_side(j, time)
+        self._withdraw(victims, time)
+        return victims, had
+
+    def _make_anew(self, r: int, grown: int, time: float) -> None:
+        joined = float(self.transfers.handed["joined"][r])
+        if self._terms.relayed and grown > 0 and joined <= time and not self._decodes[r]:
+            self._say(joined, r, STAYS, int(self._had[r]) + 1)
+        super()._make_anew(r, grown, time)
+        both = [r, self.n + r]
+        self.told.given[both] = self.state.requests["generated"][both]
+        self._had[r] += grown
+        self._decodes[r] = False
+
+    def _leave_behind(self, r: int, time: float) -> None:
+        before = len(self.behind.rows)
+        super()._leave_behind(r, time)
+        if self._contents and len(self.behind.rows) > before:
+            rows = self.blank.requests
+            faces, tokens = self.faces_clients, int(rows["prompt"][r] + rows["output"][self.n + r])
+            self._keep_written(faces, self._contents.moved(faces, r, tokens))
+
+    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+        super()._send(requests, as_state, time)
+        if as_state == GONE:
+            self._gave_up[requests] = True
+            self._why.update(dict.fromkeys(requests, "the replica that served it has failed"))
+
+    def _break(self, r: int, time: float) -> None:
+        before = len(self.lost)
+        super()._break(r, time)
+        if len(self.lost) > before:
+            self._why[r] = "the link between its replicas has failed"

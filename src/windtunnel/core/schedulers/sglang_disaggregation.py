@@ -63,7 +63,8 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:  # noqa: ARG001 - as
     request.filled, request.came, request.state = request.prompt + request.generated - 1, 1, PREFILLING
     seat = lane.top
     seats[WHO, seat], seats[BEYOND, seat] = r, request.declared - request.output
-    ends_at(lane, seats, seat, lane.clock + request.output - request.generated + (lane.flying_decodes > 0))
+    request.ends = lane.clock + request.output - request.generated + (lane.flying_decodes > 0)
+    ends_at(lane, seats, seat, request.ends)
     lane.top += 1
     lane.running += 1
     lane.joined += 1

@@ -154,6 +154,61 @@ class SummedInParts(Derived):
         return f"{self.whole.describe()}, in parts from {self.shared_from} rows on"
 
 
+FASTER = {
+    "all_gather": ((2, 1.86), (8, 1.59), (32, 1.25), (128, 1.06)),
+    "reduce_scatter": ((2, 1.72), (8, 1.63), (32, 1.12)),
+}
+"""MiB of a message → how many times as long NCCL takes without symmetric memory: on 8 H100, by NVIDIA's Megatron-LM
+(its #5596). Of smaller and larger ones the nearest holds."""
+
+
+@dataclass(frozen=True)
+class InSymmetricMemory(Derived):
+    """A gather or scatter of GPUs that NVLink joins, from buffers that lie at one address on all of them (SGLang's
+    ``enable_symm_mem``, vLLM's ``VLLM_USE_NCCL_SYMM_MEM``)."""
+
+    communicates: ClassVar[bool] = True
+
+    plain: Collective
+
+    @property
+    def of(self) -> Kernel:
+        """From other buffers."""
+        return self.plain
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:
+        """As many."""
+        return self.plain.bytes_moved(a, b)
+
+    def bandwidth(self, device: Device) -> float:
+        """See Collective."""
+        return self.plain.bandwidth(device)
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """Faster."""
+        return self.plain.attained(device, efficiencies, a, b) / self.faster(a)
+
+    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
+        """From the tables of collectives, and faster."""
+        found = self.plain.measured(known, a, b)
+        return found and replace(found, seconds=found.seconds / self.faster(a)).modelled()
+
+    def faster(self, a: Floats) -> Floats:
+        """How many times."""
+        sizes, ratios = zip(*FASTER[self.plain.op], strict=True)
+        message = np.maximum(2.0 * self.plain.row * a, 1.0)
+        found: Floats = np.interp(np.log(message), np.log(np.array(sizes) * 2.0**20), ratios)
+        return found
+
+    def eager(self) -> Self:
+        """From no graph."""
+        return replace(self, plain=self.plain.eager())
+
+    def describe(self) -> str:
+        """The collective, and where its buffers lie."""
+        return f"{self.plain.describe()}, symmetric memory"
+
+
 ENGINES = ("vllm", "sglang", "trtllm")
 
 COUNTS = (2, 4, 8)

@@ -368,7 +368,10 @@ class ExpertTable(Table):
         sibling = self._from_lane(plainly(kernel), "bfloat16", a)
         if sibling is None:
             return found
-        self.note(f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16")
+        self.note(
+            f"{lane} experts {_text(kernel)}: their measured times are slower than bfloat16's, which points to a wrong "
+            f"measurement: {TYPICAL} × bfloat16's are used, as usual for {lane}"
+        )
         alone = self._of(self.backend).launch("bfloat16", self._distribution(kernel))
         launch = np.minimum(alone, sibling.seconds)
         return replace(sibling.modelled(), seconds=launch + TYPICAL * (sibling.seconds - launch))

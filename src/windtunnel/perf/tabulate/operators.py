@@ -12,7 +12,7 @@ from windtunnel.model.draft_heads import FUSED, WIDTH, draft_head
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.adapters import Adapters
-from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.collective import FASTER, Collective, InSymmetricMemory
 from windtunnel.perf.kinds.elementwise import Elementwise
 from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
@@ -354,8 +354,17 @@ def fused(pool: Pool, corrections: Corrections, operators: Iterable[Operator]) -
             yield replace(operator, kernel=replace(kernel, launches=0))
         elif operator.name.startswith("shared_") and corrections.shared_expert_overlap:
             yield replace(operator, kernel=kernel.beside_experts())
+        elif isinstance(kernel, Collective) and _is_symmetric(pool, kernel):
+            yield replace(operator, kernel=InSymmetricMemory(kernel))
         else:
             yield operator
+
+
+def _is_symmetric(pool: Pool, kernel: Collective) -> bool:
+    """Whether a collective is made in symmetric memory, and gains by it: sums have the fastest kernel that was measured
+    as it is, which is no slower."""
+    joined = pool.device.link == "nvlink" and kernel.gpus <= pool.device.gpus_per_domain
+    return pool.engine.enable_symm_mem and joined and kernel.op in FASTER
 
 
 def _fuses_all_reduce(pool: Pool) -> bool:
