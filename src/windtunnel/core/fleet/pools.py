@@ -188,7 +188,8 @@ class PoolService(Service):
         last = (handed["goes"] + handed["stays"]) > 0
         states = np.where(last, rest["state"], prompts["state"])
         finish = np.where(last, rest["finish"], prompts["finish"])
-        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time)) | (handed["lost"] > 0)
+        comes = (prompts["state"] == REFUSED) & ~(prompts["arrival"] <= time)
+        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time) & ~comes) | (handed["lost"] > 0)
         return ended
 
     # Who is there.
