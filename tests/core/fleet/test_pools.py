@@ -269,3 +269,12 @@ def test_a_refused_request_that_is_still_to_come_is_left() -> None:
     lives = pools.run(fleet, refused, (2, 2), np.zeros((2, 2)), Crossing()).lives
     assert lives is not None
     assert (lives.failures, lives.seconds) == (1, 2.0)
+
+
+def test_a_decode_replica_goes_on_while_the_link_loses_a_request_of_another() -> None:
+    """One request decodes from 1 s to 5 s; the link fails at 1.5 s, and the prompt of the other one ends at 2.2 s."""
+    fleet = replace(tandem(1.0, 0.5, seats=4), failures=(Failure(1.5, WHOLE_LINK, inf, "link"),), on_failure="lost")
+    demand = equal_requests(np.array([0.0, 1.2]), output=8)
+    for rules in (Handover("pull", "decode"), Handover("push", "decode", gate="before_prefill")):
+        found = pools.run(fleet, demand, (2, 2), np.zeros((2, 2)), Crossing(rules=rules))
+        assert (found.requests["finish"][0], found.lost.tolist()) == (5.0, [1])
