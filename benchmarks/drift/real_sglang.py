@@ -6,7 +6,8 @@ are the engine's; model, sampling, metrics and streaming do nothing. Both loops,
 ``event_loop_overlap`` of managers/scheduler.py, are written here again. Times are whole ticks of 100 ns.
 
 A request may wait for others (``after``, ``think_time``) and begin with the prompt and the answer of an earlier one
-(``begins``), so what each generates is known beforehand.
+(``begins``), so what each generates is known beforehand. Ranks of attention data parallelism
+(``attention_dp_size``) get the requests in turn.
 """
 
 import hashlib
@@ -20,14 +21,20 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import host_memory  # type: ignore[import-not-found, unused-ignore]
+import ranks  # type: ignore[import-not-found, unused-ignore]
 import stand_ins  # type: ignore[import-not-found, unused-ignore]
+from made_sglang import (  # type: ignore[import-not-found, unused-ignore]
+    NoSampling,
+    Plain,
+    build,
+    engine,
+)
 
 ABSENT = (
     *("xgrammar", "sgl_kernel", "flashinfer", "vllm", "outlines", "llguidance", "decord", "torchao", "deep_gemm"),
@@ -46,245 +53,6 @@ FIRST_TOKEN, LAST_TOKEN, MASK = 100, 1 << 30, 0xFFFFFFFF
 TIMES = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
 
 Json = dict[str, Any]
-
-
-def engine(name: str) -> Any:
-    """A module of the engine."""
-    return importlib.import_module(f"sglang.srt.{name}")
-
-
-class Nothing:
-    """Does nothing, keeps nothing, is false."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Itself."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        """Itself."""
-        return self
-
-    def __bool__(self) -> bool:
-        """False."""
-        return False
-
-
-class NoSampling:
-    """In place of the sampling parameters of a batch."""
-
-    penalizer_orchestrator = SimpleNamespace(is_required=False)
-
-    @classmethod
-    def from_schedule_batch(cls, *_: Any) -> Any:
-        """Those of any batch."""
-        return cls()
-
-    def filter_batch(self, *_: Any) -> None:
-        """Some requests leave."""
-
-    def merge_batch(self, *_: Any) -> None:
-        """Others come."""
-
-
-class Plain(SimpleNamespace):
-    """An object whose other attributes are None."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-# The scheduler.
-
-
-def publish(config: Json, slots: int) -> None:
-    """Let the engine read these server arguments."""
-    context = engine("runtime_context")
-    names = {
-        "schedule_policy": "fcfs",
-        "schedule_conservativeness": 1.0,
-        "page_size": 1,
-        "disable_radix_cache": False,
-        "chunked_prefill_size": 512,
-        "enable_mixed_chunk": False,
-        "max_prefill_tokens": 16384,
-        "disable_overlap_schedule": True,
-        "enable_priority_scheduling": False,
-        "schedule_low_priority_values_first": False,
-        "radix_eviction_policy": "lru",
-        "retraction_policy": None,
-        "prefill_max_requests": None,
-        "enable_prefill_delayer": False,
-        "prefill_delayer_queue_min_ratio": None,
-        "prefill_delayer_max_delay_ms": None,
-    }
-    given = {name: config.get(name, default) for name, default in names.items()}
-    given |= {"max_running_requests": slots, "pp_max_micro_batch_size": slots, "device": "cpu"}
-    given["attention_backend"] = "torch_native"
-    given = {name: value for name, value in given.items() if value is not None}
-    context.get_context().override_server_args(**given).install()
-    ranks = dict.fromkeys(("tp_rank", "attn_tp_rank", "pp_rank", "attn_dp_rank", "attn_cp_rank"), 0)
-    for name, value in (ranks | {"pp_max_micro_batch_size": slots}).items():
-        with suppress(Exception):  # some are not there without ranks
-            context.get_parallel().override_permanently(**{name: value})
-
-
-def add_memory(s: Any, config: Json, slots: int, longest: int) -> None:
-    """Pools, and the tree of prefixes."""
-    torch = importlib.import_module("torch")
-    page, chunk = config.get("page_size", 1), config.get("chunked_prefill_size", 512)
-    total = config.get("max_total_tokens", 4096) // page * page
-    s.page_size = page
-    s.req_to_token_pool = engine("mem_cache.memory_pool").ReqToTokenPool(slots, longest + 8, "cpu", False)
-    if page == 1:
-        plain = engine("mem_cache.allocator.token").TokenToKVPoolAllocator
-        s.token_to_kv_pool_allocator = plain(total, torch.float16, "cpu", Nothing(), False)
-    else:
-        paged = engine("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator
-        s.token_to_kv_pool_allocator = paged(total, page, torch.float16, "cpu", Nothing(), False)
-        s.token_to_kv_pool_allocator.use_triton_kernels = False
-    s.tree_cache = engine("mem_cache.unified_radix_cache").UnifiedRadixCache(
-        engine("mem_cache.cache_init_params").CacheInitParams(
-            disable=config.get("disable_radix_cache", False),
-            req_to_token_pool=s.req_to_token_pool,
-            token_to_kv_pool_allocator=s.token_to_kv_pool_allocator,
-            page_size=page,
-            eviction_policy=config.get("radix_eviction_policy", "lru"),
-            tree_components=(engine("mem_cache.unified_cache.component_type").ComponentType.FULL,),
-            chunked_prefill_size=chunk if chunk > 0 else None,
-        )
-    )
-
-
-def add_settings(s: Any, config: Json, slots: int) -> None:
-    """What the scheduler decides by."""
-    chunk, low_first = config.get("chunked_prefill_size", 512), config.get("schedule_low_priority_values_first", False)
-    by_priority = config.get("enable_priority_scheduling", False)
-    s.schedule_policy = config.get("schedule_policy", "fcfs")
-    s.enable_priority_scheduling, s.schedule_low_priority_values_first = by_priority, low_first
-    s.enable_priority_preemption = by_priority and not config.get("disable_priority_preemption", False)
-    s.priority_scheduling_preemption_threshold = config.get("priority_scheduling_preemption_threshold", 10)
-    s.abort_on_priority_when_disabled = False
-    policy = engine("managers.schedule_policy").SchedulePolicy
-    s.policy = policy(s.schedule_policy, s.tree_cache, False, by_priority, low_first)
-    s.new_token_ratio_tracker = engine(
-        "managers.scheduler_components.new_token_ratio_tracker"
-    ).NewTokenRatioTracker.from_config()
-    delay = engine("managers.min_free_slots_delayer")
-    free = delay.resolve_min_free_slots(config.get("min_free_slots"), slots)
-    s.min_free_slots_delayer = delay.MinFreeSlotsDelayer(free) if free else None
-    s.prefill_decode_interval = config.get("prefill_decode_interval", 0)
-    s.prefill_decode_interval_min_bs = config.get("prefill_decode_interval_min_bs", 0)
-    s._prefill_decode_interval_remaining = 0
-    add_delayer(s, config)
-    s.chunked_prefill_size = chunk if chunk > 0 else None
-    s.is_mixed_chunk = chunk > 0 and config.get("enable_mixed_chunk", False)
-    s.max_prefill_tokens = config.get("max_prefill_tokens", 16384)
-    s.max_running_requests, s.max_queued_requests = slots, None
-    s.enable_overlap = s.enable_skip_finishing_decode = not config.get("disable_overlap_schedule", True)
-
-
-def add_delayer(s: Any, config: Json) -> None:
-    """The prefill delayer of the only rank, which talks to nobody."""
-    delayer = engine("managers.prefill_delayer")
-    s.prefill_bs_tracker, s.max_prefill_bs, s.prefill_delayer = delayer.RecentPrefillBatchSizeTracker(), 0, None
-    if config.get("enable_prefill_delayer", False):
-        torch = importlib.import_module("torch")
-        found = s.prefill_delayer = delayer.PrefillDelayer.__new__(delayer.PrefillDelayer)
-        vars(found).update(
-            _max_delay_passes=config.get("prefill_delayer_max_delay_passes", 30),
-            _token_usage_low_watermark=config.get("prefill_delayer_token_usage_low_watermark"),
-            _queue_min_ratio=config.get("prefill_delayer_queue_min_ratio"),
-            _queue_trigger_enabled="prefill_delayer_queue_min_ratio" in config,
-            _max_delay_ms=config.get("prefill_delayer_max_delay_ms", 5000.0),
-            _prefill_max_requests=config.get("prefill_max_requests"),
-            _metrics_collector=None,
-            _debug_log_enabled=False,
-            _curr_state=None,
-            _gather_info=lambda **told: torch.tensor([[int(value) for value in in_order(told)]]),
-            attn_dp_enabled=True,
-            num_dp_ranks=1,
-            skip_first_delayer=True,
-        )
-        s.pool_stats_observer = SimpleNamespace(get_pool_stats=lambda: usage(s))
-
-
-def in_order(told: Json) -> list[Any]:
-    """What a rank tells others, as the delayer packs it."""
-    names = ("local_prefillable", "local_token_watermark_force_allow", "running_batch", "max_prefill_bs")
-    return [told[name] for name in (*names, "waiting_queue_len", "queue_timeout_expired")]
-
-
-def usage(s: Any) -> Any:
-    """How full memory is (PoolStatsObserver)."""
-    pool = s.token_to_kv_pool_allocator
-    free = pool.available_size() + s.tree_cache.evictable_size()
-    return SimpleNamespace(get_max_pool_usage=lambda: (pool.size - free) / pool.size)
-
-
-def add_absent(s: Any) -> None:
-    """What is never used, and what does nothing."""
-    modes = engine("disaggregation.utils").DisaggregationMode
-    s.spec_algorithm = engine("speculative.spec_info").SpeculativeAlgorithm.NONE
-    s.disaggregation_mode, s.is_generation, s.device = modes.NULL, True, "cpu"
-    for name in (
-        "hierarchical_cache",
-        "hicache_storage",
-        "lmcache",
-        "unified_cache_external_linker",
-        "lora",
-        "hisparse",
-    ):
-        setattr(s, f"enable_{name}", False)
-    s.is_hybrid_swa = s.require_mlp_sync = False
-    s.dllm_config = s.dynamic_chunk_sizer = s.truncation_align_size = s.hisparse_coordinator = None
-    s.chunked_req = s._pending_chunked_abort_req = s.decode_offload_manager = s.scheduler_stage_metrics = None
-    s.forward_ct = s.processed_tokens_counter = 0
-    s.waiting_queue, s.last_batch, s.result_queue = [], None, deque()
-    s.running_batch = engine("managers.schedule_batch").ScheduleBatch(reqs=[], batch_is_full=False)
-    s.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
-    s.beam_coordinator, s.session_controller, s.metrics_reporter = Nothing(), Nothing(), Nothing()
-    vars(s.beam_coordinator).update(pending_member_rows=lambda _: 0, commit_decode=lambda _: set())
-    vars(s.metrics_reporter).update(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
-    s.dp_attn_adapter = SimpleNamespace(
-        maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
-        maybe_convert_decode_to_extend=lambda batch: batch,
-    )
-    s.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, **_: batch)
-    s.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False))
-    s.load_inquirer = SimpleNamespace(_get_num_pending_tokens=lambda **_: 0)
-    s.model_config = Plain(is_encoder_decoder=False, vocab_size=1 << 31)
-    s.send_abort_output = s._prefetch_kvcache = lambda *_: None
-
-
-def build(config: Json, longest: int) -> Any:
-    """A scheduler made without its constructor, which would start workers."""
-    slots = config.get("max_running_requests", 64)
-    publish(config, slots)
-    cls = engine("managers.scheduler").Scheduler
-    s = cls.__new__(cls)
-    add_memory(s, config, slots, longest)
-    add_settings(s, config, slots)
-    add_absent(s)
-    if tokens := config.get("hicache_tokens"):
-        host_memory.add_host_memory(s, tokens, config.get("hicache_write_policy", "write_through"))
-    shared = ("token_to_kv_pool_allocator", "tree_cache", "hisparse_coordinator", "req_to_token_pool")
-    more = ("decode_offload_manager", "metrics_reporter", "beam_coordinator", "model_config", "enable_overlap")
-    s.results = engine("managers.scheduler_components.batch_result_processor").SchedulerBatchResultProcessor(
-        is_generation=True,
-        disaggregation_mode=s.disaggregation_mode,
-        enable_overlap_mlx=False,
-        metrics_collector=Nothing(),
-        draft_worker=None,
-        model_worker=None,
-        logprob_result_processor=Nothing(),
-        output_streamer=Nothing(),
-        abort_request=lambda *_: None,
-        **{name: getattr(s, name) for name in (*shared, *more)},
-    )
-    return s
 
 
 # Requests.
@@ -355,16 +123,16 @@ class Witness:
     """Notes whom the engine retracts, aborts and preempts."""
 
     def __init__(self) -> None:
-        self.retracted: list[str] = []
-        self.aborted: list[str] = []
-        self.preempted: list[str] = []
+        self.retracted: list[Any] = []
+        self.aborted: list[Any] = []
+        self.preempted: list[Any] = []
         batch, adder = engine("managers.schedule_batch").ScheduleBatch, engine("managers.schedule_policy").PrefillAdder
         retract, preempt, witness = batch.retract_decode, adder.preempt_to_schedule, self
 
         def retract_decode(self: Any, *arguments: Any) -> Any:
             found = retract(self, *arguments)
-            witness.retracted += [req.rid for req in found[0]]
-            witness.aborted += [req.rid for req in found[2]]
+            witness.retracted += found[0]
+            witness.aborted += found[2]
             return found
 
         def preempt_to_schedule(self: Any, req: Any, *arguments: Any) -> Any:
@@ -372,7 +140,7 @@ class Witness:
             made = preempt(self, req, *arguments)
             # the engine keeps those that go together in a set: here they queue in the order in which they came
             self.preempt_list[before:] = sorted(self.preempt_list[before:], key=lambda one: one.rank)
-            witness.preempted += [one.rid for one in self.preempt_list[before:]]
+            witness.preempted += self.preempt_list[before:]
             return made
 
         batch.retract_decode, adder.preempt_to_schedule = retract_decode, preempt_to_schedule
@@ -384,6 +152,10 @@ class Witness:
 
 def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
     """What the scheduler decided."""
+
+    def its_own(reqs: list[Any]) -> list[str]:
+        return [req.rid for req in reqs if req.home is s]
+
     extends = batch.forward_mode.is_extend()
     decodes = [req.rid for req in (batch.decoding_reqs or [])] if extends else [req.rid for req in batch.reqs]
     names = [req.rid for req in batch.reqs]
@@ -398,9 +170,9 @@ def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
         "arrived": arrived,
         "scheduled": tokens,
         "start_pos": start,
-        "retracted": witness.retracted,
-        "preempted": sorted(witness.preempted, key=lambda name: int(name[1:])),
-        "aborted": witness.aborted,
+        "retracted": its_own(witness.retracted),
+        "preempted": sorted(its_own(witness.preempted), key=lambda name: int(name[1:])),
+        "aborted": its_own(witness.aborted),
         "new_token_ratio": round(s.new_token_ratio_tracker.current, 6),
         "chunked_req": s.chunked_req.rid if s.chunked_req else None,
         "running": [req.rid for req in s.running_batch.reqs],
@@ -417,13 +189,12 @@ def memory(s: Any, when: str) -> Json:
     return {f"available{when}": free, f"evictable{when}": evictable}
 
 
-def launch(s: Any, batch: Any, step: Json, ticks: Json, times: tuple[int, int]) -> Flying:
-    """The batch runs, for as long as the recorders' formula says. ``times``: it was decided, and may start."""
-    (decided, start), decodes = times, step.pop("decodes")
+def launch(s: Any, batch: Any, step: Json, ticks: Json) -> Flying:
+    """The batch runs, for as long as the recorders' formula says (``takes``)."""
+    decodes = step.pop("decodes")
     prompts = sum(tokens for name, tokens in step["scheduled"].items() if name not in decodes)
     length = ticks["base"] + ticks["per_prefill_tok"] * prompts + ticks["per_decode"] * len(decodes)
-    length += ticks["per_ctx"] * sum(step["start_pos"].values())
-    step |= {"t_sched": decided, "t_start": start, "t_end": start + length}
+    step["takes"] = length + ticks["per_ctx"] * sum(step["start_pos"].values())
     s.processed_tokens_counter += prompts
     s.forward_ct += 1
     batch.input_ids = None
@@ -451,6 +222,7 @@ def land(s: Any, flying: Flying) -> Json:
     )
     emitted = [req for req, count in zip(flying.reqs, before, strict=True) if len(req.output_ids) > count]
     ends = [req.rid for req in emitted if req.finished()]
+    del flying.step["takes"]
     step = flying.step | {"emitted": [req.rid for req in emitted], "finished": ends}
     return step | memory(s, "_after_update")
 
@@ -489,42 +261,91 @@ class Coming:
                     heappush(self.heap, (time + self.think[rank], rank))
 
 
+class Rank:
+    """A scheduler, and its batches in flight."""
+
+    def __init__(self, config: Json, longest: int) -> None:
+        self.s = build(config, longest)
+        self.flying = deque[Flying | None]()
+        """None: an idle batch."""
+        self.arrived: list[str] = []
+        self.sorts = 0
+        self.batch: Any = None
+
+    def take(self, req: Any) -> None:
+        """A request arrives."""
+        req.home = self.s
+        self.s._add_request_to_queue(req)
+        self.arrived.append(req.rid)
+
+    def decide(self) -> None:
+        """The next batch."""
+        s = self.s
+        s.result_queue = deque((one.batch, None) for one in self.flying if one is not None)
+        plan = s.get_next_batch_to_run(running_batch=s.running_batch, last_batch=s.last_batch)
+        s.running_batch, self.batch = plan.running_batch, plan.batch_to_run
+
+    def launch(self, witness: Witness, ticks: Json) -> int:
+        """The batch is in flight; how long it takes alone."""
+        works = bool(self.batch.reqs)
+        step = record(self.s, self.batch, witness, self.arrived) if works else {}
+        self.flying.append(launch(self.s, self.batch, step, ticks) if works else None)
+        takes: int = step.get("takes", 0)
+        return takes
+
+    def rest(self) -> None:
+        """Idle (``on_idle``)."""
+        s = self.s
+        if s.running_batch.is_empty() and s.chunked_req is None and not s.waiting_queue:
+            s.new_token_ratio_tracker.reset()
+
+
 def run(document: Json, witness: Witness) -> Iterator[Json]:
     """Every step of one workload."""
     config, coming = document["config"], Coming(document)
     ticks = {name: round(value * TICKS) for name, value in (TIMES | document.get("batch_time", {})).items()}
-    s = build(config, 2 * max(row["prompt_len"] + row["output_len"] for row in document["requests"]))
-    flying, now, idle, sorts = deque[Flying](), 0, 0, 0
+    longest = 2 * max(row["prompt_len"] + row["output_len"] for row in document["requests"])
+    all_ranks = [Rank(config, longest) for _ in range(config.get("attention_dp_size", 1))]
+    flying, now, idle, ran = deque[Json](), 0, 0, False
+    most_idle = IDLE_LIMIT + config.get("prefill_decode_interval", 0)
+    if config.get("enable_prefill_delayer", False):
+        most_idle += config.get("prefill_delayer_max_delay_passes", 30)
 
     def shuffle(waiting: list[Any]) -> None:
-        nonlocal sorts
-        sorts += 1
-        waiting.sort(key=lambda req: mixed(mixed(req.number) ^ mixed(sorts)))
+        rank = all_ranks[ranks.number()]
+        rank.sorts += 1
+        waiting.sort(key=lambda req: mixed(mixed(req.number) ^ mixed(rank.sorts)))
 
     engine("managers.schedule_policy").random = SimpleNamespace(shuffle=shuffle)
-    while (flying or not all(req.finished() for req in coming.reqs)) and idle <= IDLE_LIMIT:
-        arrived, CLOCK[0] = [], now / TICKS
+    while (flying or not all(req.finished() for req in coming.reqs)) and idle <= most_idle:
+        CLOCK[0] = now / TICKS
         for req in coming.arrived(now):
-            s._add_request_to_queue(req)
-            arrived.append(req.rid)
+            all_ranks[req.rank % len(all_ranks)].take(req)
         witness.clear()
-        s.result_queue = deque((one.batch, None) for one in flying)
-        plan = s.get_next_batch_to_run(running_batch=s.running_batch, last_batch=s.last_batch)
-        s.running_batch, batch = plan.running_batch, plan.batch_to_run
-        if batch is not None:
-            start = max(now, flying[-1].step["t_end"]) if flying else now
-            flying.append(launch(s, batch, record(s, batch, witness, arrived), ticks, (now, start)))
+        ranks.decide([rank.decide for rank in all_ranks])
+        runs = all_ranks[0].batch is not None
+        if runs:
+            start = max(now, flying[-1]["t_end"]) if flying else now
+            takes = max(rank.launch(witness, ticks) for rank in all_ranks)
+            flying.append({"t_sched": now, "t_start": start, "t_end": start + takes})
             idle = 0
-        if s.last_batch is not None if s.enable_overlap else batch is not None:
-            now = max(now, flying[0].step["t_end"])
-            step = land(s, flying.popleft())
-            coming.ended(step["finished"], step["t_end"])
-            yield step
-        elif batch is None:
-            s.new_token_ratio_tracker.reset()
+        for rank in all_ranks:
+            rank.arrived = []
+        if ran if all_ranks[0].s.enable_overlap else runs:
+            step = flying.popleft()
+            now = max(now, step["t_end"])
+            found = [None if (one := rank.flying.popleft()) is None else land(rank.s, one) for rank in all_ranks]
+            for words in found:
+                coming.ended(words["finished"] if words else [], step["t_end"])
+            yield step | ({"ranks": found} if len(found) > 1 else found[0] or {})
+        elif not runs:
+            for rank in all_ranks:
+                rank.rest()
             now, idle = (max(now, coming.heap[0][0]), 0) if coming.heap else (now, idle + 1)
-        s.last_batch = batch
-    if s.waiting_queue:
+        ran = runs
+        for rank in all_ranks:
+            rank.s.last_batch = rank.batch
+    if any(rank.s.waiting_queue or rank.s.chunked_req for rank in all_ranks):
         raise RuntimeError("goes on for ever")
 
 

@@ -49,6 +49,10 @@ def workload(draw: random.Random) -> Json:
         tokens = round(config["max_total_tokens"] * draw.choice([0.2, 1.0, 3.0])) // page * page
         policies = ["write_through", "write_through_selective", "write_back"]
         config |= {"hicache_tokens": tokens, "hicache_write_policy": draw.choice(policies)}
+    if draw.random() < 0.3:
+        config["attention_dp_size"] = draw.choice([2, 2, 3, 4])
+        if "enable_prefill_delayer" in config:  # else ranks mistake each other's messages where few run on one of them
+            config.pop("prefill_decode_interval_min_bs", None)
     return {"config": config | (_by_priority(draw) if priorities else {}), "requests": rows, "batch_time": {}}
 
 

@@ -26,6 +26,22 @@ def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None
     assert "without effect" in capsys.readouterr().out
 
 
+def test_what_both_sides_have_is_said_once_and_the_rest_with_its_side(capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [
+        f"{role}: vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs {n}" for role, n in (("prefill", 8), ("decode", 64))
+    ]
+    words = ["run", *(word for side in sides for word in ("--from", side)), "--dry-run"]
+    assert main(words) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(" -")]
+    assert rows == [
+        ["-tp", "2", "tensor_parallel_size"],
+        ["--max-num-seqs", "(prefill)", "8", "max_num_seqs"],
+        ["--max-num-seqs", "(decode)", "64", "max_num_seqs"],
+    ]
+    assert main([*words, "--json"]) == 0
+    assert [word["role"] for word in json.loads(capsys.readouterr().out)["used"]] == ["prefill"] * 2 + ["decode"] * 2
+
+
 def test_what_is_not_simulated_is_said_and_strict_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "--from", LINE, "--num-prompts", "3", "--no-bands", "--json", "--perf", "modelled"]
     assert main(words) == 0
@@ -54,6 +70,11 @@ def test_serve_takes_sides(capsys: pytest.CaptureFixture[str]) -> None:
     sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: vllm serve Qwen/Qwen3-8B")]
     assert main(["serve", *sides, "--port", "0", "--store", "tier=host capacity=1e9"]) == 2
     assert "store: served live behind mixed pools" in capsys.readouterr().err
+
+
+def test_serve_tells_a_line_without_serving(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--from", LINE, "--dry-run"]) == 0
+    assert "Qwen/Qwen3-8B on one server of 2 h100_sxm GPUs is simulated" in capsys.readouterr().out
 
 
 def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:

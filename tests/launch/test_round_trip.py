@@ -237,7 +237,8 @@ def test_a_deployment_comes_back(backend: str) -> None:
 def test_own_cut_points_come_back(backend: str) -> None:
     engine = Engine(preset=PRESETS[backend], pipeline_parallel_size=3, pipeline_layers=(13, 12, 11))
     deployment = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine),))
-    for kind in ("docker", "systemd", "kubernetes"):
+    kinds = sorted(FORMATS) if backend == "vllm" else ("docker", "systemd", "kubernetes")
+    for kind in kinds:
         assert back(deployment, kind).pools[0].engine.pipeline_layers == (13, 12, 11)
 
 

@@ -117,3 +117,9 @@ def test_an_image_says_which_release_runs(image: str, preset: str | None) -> Non
     assert line.facts.get("engine") == preset
     (line,) = read_script(f"# windtunnel: engine=vllm-0.32\ndocker run {image} {start}--model-path M")
     assert line.facts["engine"] == "vllm-0.32"
+
+
+def test_what_is_assigned_is_one_word() -> None:
+    """As in bash: ``A=$B command`` gives A all of B."""
+    (line,) = read_script("n=$(seq 3)\nDEVICES=$n VLLM_USE_NCCL_SYMM_MEM=1 vllm serve m -tp 2 &\nwait")
+    assert (line.env["DEVICES"], line.env["VLLM_USE_NCCL_SYMM_MEM"]) == ("$(seq 3)", "1")

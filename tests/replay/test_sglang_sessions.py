@@ -31,6 +31,10 @@ QUEUE = sorted((RECORDINGS / "sglang-0.5.23-queue").glob("*.in.json"))
 """What holds a queue, or sorts it: the prefill delayer of one rank, by seats and by the queue; in the order drawn by
 the seed that replays have (``--seed 35`` and 36 of the same command), and by routing keys."""
 
+RANKS = sorted((RECORDINGS / "sglang-0.5.23-ranks").glob("*.in.json"))
+"""Two to four ranks of attention that step together: the prefill delayer, HiCache with the overlap schedule, rounds
+without prompts, and all of it."""
+
 
 def recorded(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path.with_name(path.name.replace(".in.json", ".trace.jsonl.gz"))) as lines:
@@ -38,7 +42,7 @@ def recorded(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "path", PATHS + HOST_MEMORY + QUEUE, ids=lambda path: f"{path.parent.name[14:]}-{path.name[:2]}"
+    "path", PATHS + HOST_MEMORY + QUEUE + RANKS, ids=lambda path: f"{path.parent.name[14:]}-{path.name[:2]}"
 )
 def test_every_step_is_as_recorded(path: Path) -> None:
     real = recorded(path)

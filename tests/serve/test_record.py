@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 from serve.endpoint import app, client, deployment, live, tables
 from windtunnel.serve.clock import RealClock
+from windtunnel.serve.engine import Stream
+from windtunnel.serve.record import Recorder
 from windtunnel.simulate.simulate import simulate
-from windtunnel.workload import load_trace
+from windtunnel.workload import load_trace, save
 
 
 async def talk(served: Any, number: int, seed: int) -> list[dict[str, float]]:
@@ -114,6 +117,64 @@ def test_an_agent_has_the_hits_of_a_run_of_the_record(settings: dict[str, Any], 
     assert len(load) == 15 and load.after is not None
     edges = len(load.after[1])
     assert edges == 15 if virtual else edges >= 15  # of a join two; more where a branch came late
+
+
+async def graph(served: Any, seed: int) -> None:
+    """Agents whose turns split into one to four branches, some of which split again, and are joined by the next one."""
+    draw = Random(seed)
+
+    async def ask(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        body = {"messages": messages, "max_tokens": draw.randint(1, 90)}
+        answer = (await found.post("/v1/chat/completions", json=body)).json()
+        return [*messages, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
+
+    async def turn(before: list[dict[str, str]], depth: int) -> list[dict[str, str]]:
+        await asyncio.sleep(draw.choice([0.0, draw.random() * 0.1]))
+        said = await ask([*before, {"role": "user", "content": USER * draw.randint(1, 5)}])
+        for _ in range(draw.randint(0, 2) if depth else 0):
+            branches = await asyncio.gather(*(turn(said, depth - 1) for _ in range(draw.randint(1, 4))))
+            results = " ".join(branch[-1]["content"] for branch in branches)
+            said = await ask([*said, {"role": "user", "content": results}])
+        return said
+
+    async with client(served) as found:
+        await asyncio.gather(*(turn([{"role": "system", "content": USER * 4}], 2) for _ in range(3)))
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(range(2, 30), marks=pytest.mark.long)], ids=str)
+def test_forks_and_joins_are_those_that_were_served_to_the_bit(
+    seed: int | range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times and hits of a run of the record, written and read again, are those of the run; its times are the server's
+    up to the first arrival that no think time leads to: adding it to an end rounds to a neighbour."""
+    ended, end = list[Stream](), Recorder.end
+
+    def noted(self: Recorder, stream: Stream) -> None:
+        ended.append(stream)
+        end(self, stream)
+
+    monkeypatch.setattr(Recorder, "end", noted)
+    joins = to_the_bit = 0
+    for one in [seed] if isinstance(seed, int) else seed:
+        served, path = deployment(num_gpu_blocks_override=900), tmp_path / "load.jsonl"
+        ended.clear()
+        asyncio.run(graph(app(live(served), record=path), one))
+        load = load_trace(path)
+        rows = simulate(served, load, tables=tables(served)).requests
+        ended.sort(key=lambda stream: stream.arrived)
+        order = np.argsort(rows.arrival, kind="stable")
+        arrived = np.array([stream.arrived for stream in ended])
+        exact = np.append(np.flatnonzero(rows.arrival[order] != arrived), len(ended))[0]
+        before = rows.finish[order] < np.append(arrived, np.inf)[exact]
+        assert rows.finish[order][before].tolist() == np.array([stream.last_token for stream in ended])[before].tolist()
+        to_the_bit += exact == len(ended)
+        joins += int((np.diff(load.waits[0]) > 1).sum())
+        for name in ("again.jsonl", "again.parquet"):
+            save(load, tmp_path / name)
+            again = simulate(served, load_trace(tmp_path / name), tables=tables(served)).requests
+            for column in ("arrival", "first_token", "finish", "cached_tokens"):
+                assert getattr(again, column).tolist() == getattr(rows, column).tolist(), (one, name, column)
+    assert joins > 0 and (isinstance(seed, int) or to_the_bit > len(seed) // 2)
 
 
 def test_an_answer_is_found_where_it_was_computed() -> None:

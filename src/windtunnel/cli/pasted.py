@@ -1,8 +1,8 @@
 """What launch lines say, flag by flag, and what they come to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -20,11 +20,17 @@ NOTES = {"used": "sets", "ignored": "why", "not_simulated": "what it would chang
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried(Pasting):
+class Told(Pasting):
     """Launch lines, simulated or only told flag by flag."""
 
     dry_run: Annotated[bool, Parameter(negative=())] = False
     """Say what each flag of --from does, and what would be simulated, without simulating it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(Told):
+    """The same, and how strictly."""
+
     strict: Annotated[bool, Parameter(negative=())] = False
     """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured; and
     flags of --from that are not simulated."""
@@ -47,13 +53,25 @@ def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
 
     for name, words in pasted.spec().items():
         if words:
-            rows = [(word["flag"], "" if word["value"] is None else str(word["value"]), word["note"]) for word in words]
-            show(table((TITLES[name], "value", NOTES[name]), rows, left=3))
+            show(table((TITLES[name], "value", NOTES[name]), _rows(words, pasted), left=3))
     show(wrapped(_deployed(deployment.pools)))
     for remark in pasted.remarks():
         if not remark.startswith("not simulated") and (scenario.server.device == DEVICE or "device:" not in remark):
             show(wrapped(remark))
     return 0
+
+
+def _rows(words: Sequence[Mapping[str, Any]], pasted: "Pasted") -> list[tuple[str, str, str]]:
+    """Flag, value and note; what only some of unlike servers have with their roles, what all have once."""
+    roles = dict.fromkeys(reading.role for reading in pasted.readings)
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for word in words:
+        value = "" if word["value"] is None else str(word["value"])
+        found.setdefault((word["flag"], value, word["note"]), {})[word.get("role", "")] = None
+    return [
+        (f"{flag} ({', '.join(those)})" if 0 < len(those) < len(roles) else flag, value, note)
+        for (flag, value, note), those in found.items()
+    ]
 
 
 def _named(texts: Sequence[str], model: str) -> "Pasted":

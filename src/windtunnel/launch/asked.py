@@ -63,6 +63,8 @@ class Asked:
                 return None
             if found := re.fullmatch(r"([\d.]+)([kKmMgG])i?[bB]?", value):
                 return round(float(found[1]) * SIZES[found[2]])
+            if value.isdecimal():  # in quotes, as JSON may have it
+                return int(value)
         return self._whole(flag, value)
 
     def _whole(self, flag: str, value: Any) -> int | None:

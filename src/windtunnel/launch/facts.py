@@ -12,8 +12,8 @@ IMAGES = {"vllm-openai": "vllm", "sglang": "sglang", "tensorrt-llm/release": "tr
 """Images by their names without the publisher's → the engine in them."""
 ENTRY = "vllm-openai"
 """The one whose entry point starts its server; the others' commands name it."""
-RELEASE = re.compile(rf"({'|'.join(IMAGES)})(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
-"""An engine's image, tagged with its release."""
+RELEASE = re.compile(rf"(?<!lmcache/)({'|'.join(IMAGES)})(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
+"""An engine's image, tagged with its release; LMCache's has LMCache's."""
 
 
 def written(words: Mapping[str, Any]) -> str:
@@ -42,9 +42,13 @@ def read_facts(text: str) -> dict[str, Any]:
 
 
 def facts_of_image(text: str) -> dict[str, Any]:
-    """The engine preset that stands for the release in an image; nothing where its tag names none."""
+    """The engine preset that stands for the release in an image, and that; nothing where its tag names none."""
     found = RELEASE.search(text)
-    return {"engine": nearest_preset(IMAGES[found[1]], found[2])} if found else {}
+    return {"engine": nearest_preset(IMAGES[found[1]], found[2]), OF_IMAGE: found[2]} if found else {}
+
+
+OF_IMAGE = "release"
+"""Of an image's tag; no word of windtunnel."""
 
 
 def started_by(image: str) -> str:

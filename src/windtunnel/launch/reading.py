@@ -8,6 +8,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.launch import sglang, trtllm, vllm
 from windtunnel.launch.asked import Asked, Settings
+from windtunnel.launch.facts import OF_IMAGE
 from windtunnel.launch.line import Line
 from windtunnel.launch.overrides import read_overrides
 from windtunnel.launch.table import UNKNOWN, Meaning, environment, table
@@ -71,6 +72,9 @@ def read_line(line: Line) -> Reading:
     overrides, named = read_overrides(line), line.model
     line = _in_4_bits(line)
     asked = Asked(line, _known(line.model, overrides), preset=_version(line))
+    release, version = str(line.facts.get(OF_IMAGE, "")), _version(line)
+    if release and not f"{line.engine}-{release}.".startswith(f"{version}."):
+        asked.notes["engine"] = f"the image has {release}, which is simulated by the rules of {version}"
     if line.model != named:
         asked.notes["model"] = f"{line.model}, whose 4 bits are what the line asks for: {named} is stored in others"
     found = RULES[line.engine](asked)
@@ -89,7 +93,7 @@ def read_line(line: Line) -> Reading:
         router=found.router,
         handover=found.handover,
         stores=tuple(found.stores),
-        facts=line.facts,
+        facts={name: value for name, value in line.facts.items() if name != OF_IMAGE},
         overrides=overrides,
     )
 

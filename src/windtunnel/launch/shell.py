@@ -227,7 +227,9 @@ class _Splitting:
     def _variable(self) -> None:
         if found := VARIABLE.match(self.text, self.place):
             self.place = found.end()
-            self._several(_values(self.shell, found))
+            values = _values(self.shell, found)
+            assigns = self.word is not None and NAME.fullmatch("".join(self.word))
+            self._several([" ".join(values)] if assigns else values)  # nothing that is assigned is cut
         elif self.text.startswith("$(", self.place):
             end = _bracket(self.text, self.place + 1)
             self._add(self.text[self.place : end])

@@ -32,9 +32,10 @@ class Lane:
         declared: Sequence[int] | None = None,
         drafts: tuple[Any, Any, Any] | None = None,
         tiers: tuple[Tier, ...] = (),
+        ranks: int = 1,
     ) -> None:
         """Arrivals in any unit; ``output`` and ``declared`` tokens are those of the recording where they are None;
-        ``drafts``: as of ``Demand``, ``tiers``: as of ``Fleet``."""
+        ``drafts``: as of ``Demand``, ``tiers``: as of ``Fleet``; ``ranks``: in lockstep."""
         asked = [row.output_tokens for row in rows]
         self.rows = rows
         found = demand(
@@ -44,7 +45,7 @@ class Lane:
             limits.block_size,
             asked if declared is None else declared,
         )
-        self.stepper = Stepper(limits, policy, replace(found, drafts=drafts), tiers=tiers)
+        self.stepper = Stepper(limits, policy, replace(found, drafts=drafts), ranks, tiers)
 
     @property
     def columns(self) -> Any:
@@ -77,10 +78,10 @@ class Lane:
         found: list[int] = self.columns["preemptions"].tolist()
         return found
 
-    def linked(self, first: str) -> list[int]:
-        """The requests of a list whose first one stands in this field of the lane."""
+    def linked(self, first: str, lane: int = ONLY) -> list[int]:
+        """The requests of a list whose first one stands in this field of a lane."""
         found: list[int] = []
-        r = int(self.lane[first])
+        r = int(self.stepper.state.lanes[lane][first])
         while r != NONE:
             found.append(r)
             r = int(self.columns[r]["next"])

@@ -11,6 +11,7 @@ from windtunnel.hardware import device
 from windtunnel.launch import Reading, Word, read_line, read_source
 from windtunnel.launch.asked import ADD_STORE
 from windtunnel.launch.line import is_placeholder
+from windtunnel.launch.sources import whole_servers
 from windtunnel.scenario.pools import ENGINE_WORDS, OWN_WORDS
 from windtunnel.scenario.scenario import Scenario, vary, words_of
 from windtunnel.scenario.words import WORDS, written
@@ -71,8 +72,12 @@ class Pasted:
 
     def spec(self) -> dict[str, Any]:
         """For JSON: every flag in one of three lists."""
-        each = [reading.words() for reading in self.readings]
-        return {name: [word for words in each for word in words[name]] for name in ("used", "ignored", "not_simulated")}
+        several = len(self.readings) > 1
+        each = [reading.words() | {"role": reading.role if several else ""} for reading in self.readings]
+        return {
+            name: [word | ({"role": words["role"]} if several else {}) for words in each for word in words[name]]
+            for name in ("used", "ignored", "not_simulated")
+        }
 
 
 def _said(word: Word) -> str:
@@ -85,7 +90,7 @@ def read_pasted(texts: Sequence[str], model: str | None = None) -> Pasted:
 
     Raises InputError for lines that cannot be read, or that do not belong together.
     """
-    lines = [line for text in texts for line in read_source(text)]
+    lines = whole_servers([line for text in texts for line in read_source(text)])
     if model is not None:
         lines = [replace(line, model=model) for line in lines]
     readings = _united([read_line(line) for line in lines])

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from windtunnel.replay.recording import RecordedRequest
 from windtunnel.replay.sglang import Round, Scheduler
@@ -39,8 +40,12 @@ class Engine(Scheduler):
         ]
         super().__init__(rows, config, [one.declared for one in asks], version)
         self.asks = asks
-        self.flying: deque[Round] = deque()
+        self.flying: deque[list[Round]] = deque()
         self.ended = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """What its only rank knows."""
+        return getattr(self.__dict__["ranks"][0], name)
 
     def number(self, name: str) -> int:
         return next(r for r, one in enumerate(self.asks) if one.name == name)
@@ -52,15 +57,20 @@ class Engine(Scheduler):
         for name in names:
             self.deliver(self.number(name))
 
+    def schedule_one(self) -> Round | None:
+        """What its only rank decides."""
+        rounds = self.schedule()
+        return None if rounds is None else rounds[0]
+
     def one_round(self) -> Round | None:
         """A round; with the overlap schedule its outcome is told when the one after it is decided."""
-        batch = self.schedule()
-        if batch is not None:
-            self.flying.append(batch)
-        if len(self.flying) == (2 if self.overlaps else 1) or (batch is None and self.flying):
+        rounds = self.schedule()
+        if rounds is not None:
+            self.flying.append(rounds)
+        if len(self.flying) == (2 if self.overlaps else 1) or (rounds is None and self.flying):
             self.ended += 1.0
             self.update(self.flying.popleft(), self.ended)
-        return batch
+        return None if rounds is None else rounds[0]
 
     def rounds(self, number: int) -> list[str]:
         """Mode and tokens of each round, like ``extend a3 b4``."""

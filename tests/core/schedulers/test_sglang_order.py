@@ -28,7 +28,7 @@ def cached(order: str, requests: list[Ask], prompts: list[list[int]]) -> Engine:
 
 def queue(order: str, requests: list[Ask], prompts: list[list[int]]) -> list[str]:
     """The order in which they prefill; all fit into one round."""
-    batch = cached(order, requests, prompts).schedule()
+    batch = cached(order, requests, prompts).schedule_one()
     assert batch is not None
     return [requests[part.r - len(prompts)].name for part in batch.parts]
 
@@ -36,7 +36,7 @@ def queue(order: str, requests: list[Ask], prompts: list[list[int]]) -> list[str
 def test_longest_prefix_first() -> None:
     requests = [ask("a", 40, 1), ask("b", SHARED[:40], 1), ask("c", SHARED[:60], 1), ask("d", 40, 1)]
     scheduler = cached("lpm", requests, [SHARED])
-    batch = scheduler.schedule()
+    batch = scheduler.schedule_one()
     assert batch is not None
     assert [(scheduler.asks[part.r].name, part.start) for part in batch.parts] == [
         ("c", 59),

@@ -37,7 +37,7 @@ def test_first_tokens_are_not_awaited() -> None:
     """Two prompts in rounds next to each other, then both decode, though the second one's token is not known."""
     scheduler = overlapped(ask("a", 8, 3), ask("b", 6, 2), chunked_prefill_size=8)
     assert scheduler.rounds(2) == ["extend a8", "extend b6"]
-    batch = scheduler.schedule()
+    batch = scheduler.schedule_one()
     assert batch is not None
     assert [(part.start, int(scheduler.columns["generated"][part.r])) for part in batch.parts] == [
         (8, 1),

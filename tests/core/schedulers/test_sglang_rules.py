@@ -118,7 +118,7 @@ def test_retraction_takes_the_fewest_generated_then_the_longer_prompt() -> None:
     assert scheduler.rounds(9)[-1] == "decode a1 b1 c1"
     assert scheduler.available == 60 - 13 - 8 - 9 - 27
     scheduler.one_round()
-    batch = scheduler.schedule()
+    batch = scheduler.schedule_one()
     assert batch is not None
     assert scheduler.names(batch.retracted) == ["c", "b"]
     assert scheduler.names(scheduler.waiting) == ["c", "b"]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Pasting, progress
+from windtunnel.cli.arguments import OUTPUT, progress
+from windtunnel.cli.pasted import Told, show_pasted
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
@@ -93,7 +94,7 @@ class Behaviour:
 def serve(
     server: Annotated[Server, Parameter(name="*", group=DEPLOYMENT)] = Server(model=""),  # noqa: B008 - frozen
     *,
-    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Told, Parameter(name="*", group=DEPLOYMENT)] = Told(),  # noqa: B008 - frozen
     replicas: Annotated[int, Parameter(group=DEPLOYMENT)] = 1,
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin",
     pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = Pools(),  # noqa: B008 - frozen
@@ -131,8 +132,11 @@ def serve(
     kv_events_config
         vLLM's or SGLang's JSON: publishes what enters and leaves the prefix caches over ZeroMQ, as they do.
     """
-    if not server.model:
-        raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
+    _require_model(server)
+    scenario = Scenario(server, replicas=replicas, router=router, pools=pools, calibration=calibration)
+    if pasting.dry_run:
+        show_pasted(pasting.lines, scenario, as_json=False)
+        return
     if record:
         require_writable("record", record)
     kv_events = KVEventsConfig.read(kv_events_config)
@@ -140,15 +144,19 @@ def serve(
     from windtunnel.serve.server import ANY_SITE, listen, log_to, serving
     from windtunnel.simulate.live import live
 
-    scenario = Scenario(server, replicas=replicas, router=router, pools=pools, calibration=calibration)
     with place.bind() as socket:
         with progress("reading batch times, and compiling the scheduler once on this machine"):
             overheads = scenario.overheads()
             deployment = live(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
         app = serving(deployment, clock, manners, log_to(log), record, kv_events)
-        line = f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}"
-        listen(app, socket, line, (ANY_SITE,))
+        listen(app, socket, f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}", (ANY_SITE,))
+
+
+def _require_model(server: Server) -> None:
+    """Raise InputError for a server of no model."""
+    if not server.model:
+        raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
 
 
 def _clock(speed: float, virtual_time: bool) -> "Clock":

@@ -271,7 +271,8 @@ def look_for_prompts(state: State, pool: Pool, i: int, start: float) -> None:
             lane.full = 0
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.loading = 0, 0, 0, 0
     note_usage(pool, lane)
-    lane.opened = not is_held_off(pool, lane) and may_prefill(extra, pool, lane)
+    lane.held_off = is_held_off(pool, lane)
+    lane.opened = not lane.held_off and may_prefill(extra, pool, lane)
     if lane.opened:
         open_round(extra.tree, extra, pool, lane, requests, seats, state.rows, start)
 
@@ -288,7 +289,7 @@ def fill_round(state: State, pool: Pool, i: int, start: float) -> bool:
         lane.interval_left = pool.interval
     elif not extra.fault[0]:
         found = decode(state, extra, pool, lane, seats)
-    rest(pool, lane, extra.turns, found)
+    lane.idle = not found and not lane.flying
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
     lane.running = lane.outstanding - lane.waiting - lane.coming
     return found
@@ -299,17 +300,6 @@ def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
     look_for_prompts(state, pool, i, start)
     return fill_round(state, pool, i, start)
-
-
-@part
-def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
-    """Decide the next round of lane ``i``, looking once more at an idle one; False: no request was preempted."""
-    lane = state.lanes[i]
-    group = state.groups[lane.group]
-    for _ in range(1 if group.end > group.now else pool.looks):
-        if decide_round(state, pool, i, start) or lane.head == NONE or state.extra.fault[0]:
-            break
-    return False
 
 
 # What a round gives. With the overlap schedule it counts as computed when it takes off; the clock, tokens, ends and the
@@ -432,34 +422,33 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
 
 
 @part
-def decide_together(state: State, pool: Pool, group: Group) -> bool:
+def look(state: State, pool: Pool, group: Group, start: float) -> bool:
     """Decide the next round of every lane, where they agree when prompts enter; whether there is any."""
-    start, found = max(group.now, group.end), False
-    begin_boundary(group, state.lanes)
-    for _ in range(1 if group.end > group.now else pool.looks):
-        waits = False
-        for i in range(group.first_lane, group.first_lane + group.num_lanes):
-            look_for_prompts(state, pool, i, start)
+    found = False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        look_for_prompts(state, pool, i, start)
+    if pool.delays and not state.lanes[group.first_lane].held_off:  # such rounds do not ask, on any rank
         negotiate(state, pool, group)
-        for i in range(group.first_lane, group.first_lane + group.num_lanes):
-            found |= fill_round(state, pool, i, start)
-            waits |= state.lanes[i].head != NONE
-        if found or not waits or state.extra.fault[0]:
-            break
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        found |= fill_round(state, pool, i, start)
     return found
 
 
 @part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
-    """Decide the next round of every lane; returns whether there is any, and False."""
-    fault = state.extra.fault
-    if fault[0]:
-        begin_boundary(group, state.lanes)
-        return False, False
-    if pool.delays:
-        found = decide_together(state, pool, group)
-    else:
-        found, _ = steps.decide(state, pool, group, schedule)
+    """Decide the next round of every lane, looking again where all are idle: (whether there is any, False)."""
+    start, found, fault = max(group.now, group.end), False, state.extra.fault
+    begin_boundary(group, state.lanes)
+    for _ in range(1 if group.end > group.now else pool.looks):
+        if fault[0]:
+            return False, False
+        found, waits = look(state, pool, group, start), False
+        for i in range(group.first_lane, group.first_lane + group.num_lanes):
+            waits |= state.lanes[i].head != NONE
+        if not found:
+            rest(state, pool, group)
+        if found or not waits:
+            break
     if pool.interval > 0 and group.num_lanes > 1:
         spread_interval(state, pool, group)
     return found and not fault[0], False

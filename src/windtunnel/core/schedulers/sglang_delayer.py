@@ -19,7 +19,7 @@ DELAYER_OF_POOL: Fields = [
 ]
 DELAYER_OF_LANE: Fields = [
     # of the round that is being filled
-    *((name, np.int64) for name in ("opened", "judged", "verdict", "most", "matched")),
+    *((name, np.int64) for name in ("held_off", "opened", "judged", "verdict", "most", "matched")),
     *((name, np.int64) for name in ("prefillable", "allowed", "asked_running", "asked_waiting")),
     *((name, np.int64) for name in ("attempts", "largest")),  # rounds with prompts, or that asked; see ``observe``
     *((name, np.int64) for name in ("delayed", "has_delayed")),  # of the first rank: rounds held; ever a reason to

@@ -160,11 +160,15 @@ def step(
 
 
 @part
-def rest(pool: Pool, lane: Lane, turns: Any, found: bool) -> None:
-    """An idle lane starts anew with the ratio; a pipeline says itself when it is idle."""
-    if turns is None:
-        lane.idle = not found and not lane.flying
-        if lane.idle:
+def rest(state: State, pool: Pool, group: Group) -> None:
+    """Nothing was found, on no rank: where nothing is in flight the ratio starts anew, from 0.5 on only where nothing
+    waits or is held either (``on_idle``)."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        if state.lanes[i].flying:
+            return
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if not pool.newer or (lane.top == 0 and lane.chunked == NONE and lane.head == NONE):
             lane.ratio = pool.init_ratio
 
 

@@ -76,7 +76,8 @@ def _worker(server: Server) -> tuple[list[str], list[str]]:
     words = shlex.split(server.command)
     role = {"mixed": "agg"}.get(server.role, server.role)
     if server.backend == "vllm":
-        return [], ["dynamo.vllm", "--model", *words[2:], "--disaggregation-mode", role]
+        start = words.index("vllm")
+        return words[:start], ["dynamo.vllm", "--model", *words[start + 2 :], "--disaggregation-mode", role]
     if server.backend == "sglang":
         start = words.index("--model-path")
         flags, before = words[start:], [word for word in words[:start] if "=" in word]

@@ -52,9 +52,11 @@ def vllm_alone(server: Server, who: str) -> Server:
 
 
 def _pod(server: Server) -> dict[str, Any]:
-    words = server.command.split(" ", 3)
+    before, _, after = server.command.partition("vllm serve ")
+    _, _, flags = after.partition(" ")
     gpus = {GPU[server.node.vendor]: str(server.gpus)}
-    env = [token(), {"name": "VLLM_ADDITIONAL_ARGS", "value": words[3] if len(words) > 3 else ""}]
+    env = [token(), {"name": "VLLM_ADDITIONAL_ARGS", "value": flags}]
+    env += [{"name": name, "value": value} for name, _, value in (word.partition("=") for word in before.split())]
     if "NixlConnector" in server.command:
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         env.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address})
