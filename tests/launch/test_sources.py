@@ -177,3 +177,52 @@ def test_whole_numbers_may_stand_in_quotes() -> None:
     line = "vllm serve Qwen/Qwen3-30B-A3B -dp 8 --enable-expert-parallel --eplb-config "
     line += """'{"num_redundant_experts":"32"}'"""
     assert read_line(read_source(line)[0]).settings["num_redundant_experts"] == 32
+
+
+def test_a_service_of_kserve_says_how_its_gpus_share_the_work() -> None:
+    """Its workers are part of the server, and the prefill side has sizes of its own."""
+    text = """
+apiVersion: serving.kserve.io/v1alpha2
+kind: LLMInferenceService
+spec:
+  model: {uri: "hf://deepseek-ai/DeepSeek-R1", name: deepseek-ai/DeepSeek-R1}
+  replicas: 1
+  parallelism: {data: 32, dataLocal: 8, expert: true, tensor: 1}
+  template:
+    containers:
+    - name: main
+      env:
+      - {name: VLLM_ADDITIONAL_ARGS, value: "--max-model-len 8192"}
+      - {name: VLLM_ALL2ALL_BACKEND, value: deepep_high_throughput}
+  worker:
+    containers:
+    - name: main
+      env: [{name: VLLM_ADDITIONAL_ARGS, value: "--max-model-len 8192"}]
+  prefill:
+    replicas: 2
+    parallelism: {tensor: 8}
+    template: {containers: [{name: main, resources: {}}]}
+"""
+    decode, prefill = read_source(text)
+    found = read_line(decode)
+    wanted = {"data_parallel_size": 32, "enable_expert_parallel": True, "all2all_backend": "deepep_high_throughput"}
+    assert (wanted | {"max_model_len": 8192}).items() <= dict(found.settings).items()
+    assert not found.not_simulated and decode.role == "decode"
+    assert (prefill.role, prefill.replicas, dict(prefill.flags)) == ("prefill", 2, {"tensor-parallel-size": 8})
+
+
+def test_labels_of_llm_d_say_the_role_and_tags_of_lmcache_no_release_of_vllm() -> None:
+    text = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: a, labels: {llm-d.ai/role: prefill}}
+spec:
+  replicas: 2
+  template:
+    metadata: {labels: {llm-d.ai/role: prefill}}
+    spec: {containers: [{name: vllm, image: "lmcache/vllm-openai:v0.3.5", command: [vllm, serve, m]}]}
+"""
+    (line,) = read_source(text)
+    assert (line.role, line.replicas, line.facts) == ("prefill", 2, {})
+    (line,) = read_source(text.replace("lmcache", "vllm").replace("v0.3.5", "v0.19.0"))
+    assert line.facts["engine"] == "vllm-0.19"

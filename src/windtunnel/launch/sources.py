@@ -126,6 +126,8 @@ def _walk(node: Any, folder: Path, around: Mapping[str, Any], name: str = "") ->
     for key, value in node.items():
         if key == "workerTemplate" and "leaderTemplate" in node:
             continue  # part of the leader's server
+        if key == "worker" and "model" in around:
+            continue  # of KServe, as well
         alone = key == "decode" and isinstance(other := node.get("prefill"), Mapping) and other.get("create") is False
         yield from _walk(value, folder, around, "server" if alone else str(key))  # llm-d has no other whole servers
 
@@ -148,7 +150,7 @@ def _of_values(node: Mapping[str, Any], folder: Path) -> Line | None:
         words += ["--kv-transfer-config.kv_role", str(cache.get("kvRole", "kv_both"))]
         env |= {"LMCACHE_MAX_LOCAL_CPU_SIZE": str(size)} if (size := cache.get("cpuOffloadingBufferSize")) else {}
     words += _words((config or {}).get("extraArgs"))
-    facts = facts_of_image(f"{str(node.get('repository', '')).rsplit('/', 1)[-1]}:{node.get('tag', '')}")
+    facts = facts_of_image(f"{node.get('repository')}:{node.get('tag')}")
     line = parse_line(words, env, {}, folder)
     count = node.get("replicaCount")
     return line and replace(line, replicas=count if isinstance(count, int) else 1, facts=facts)
@@ -169,12 +171,9 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
         found["replicas"] = max(1, counts)
     kind = str(node.get("subComponentType") or node.get("type") or node.get("name") or name).lower()
     for role in ("prefill", "decode"):
-        if role in kind:
+        if role in kind or role == _labelled(node):
             found["role"] = role
-    if isinstance(model := node.get("model"), Mapping) and "uri" in model:  # of an LLMInferenceService of KServe
-        found["model"] = str(model.get("name") or str(model["uri"]).removeprefix("hf://"))
-        if "prefill" in node:
-            found["role"] = "decode"
+    found |= _service(node, found, name)
     places = (node, node.get("metadata"))
     for notes in (place.get("annotations") for place in places if isinstance(place, Mapping)):
         if isinstance(notes, Mapping) and "windtunnel" in notes:
@@ -191,13 +190,32 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
     return found
 
 
+def _labelled(node: Mapping[str, Any]) -> str:
+    """The role that a label of llm-d's says; empty without one."""
+    metadata = node.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    return str(labels.get("llm-d.ai/role", "")) if isinstance(labels, Mapping) else ""
+
+
+def _service(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What an LLMInferenceService of KServe says of its model, and of how its GPUs share the work."""
+    found: dict[str, Any] = {}
+    if isinstance(model := node.get("model"), Mapping) and "uri" in model:
+        found["model"] = str(model.get("name") or str(model["uri"]).removeprefix("hf://"))
+        if "prefill" in node:
+            found["role"] = "decode"
+    if "model" in {*around, *found} and ("parallelism" in node or name == "prefill"):
+        found["parallel"] = node.get("parallelism") or {}
+    return found
+
+
 def _container(node: Mapping[str, Any], folder: Path, around: Mapping[str, Any]) -> Line | None:
     command, arguments = _words(node.get("command")), _words(node.get("args"))
     entry, image = _words(node.get("entrypoint")), str(node.get("image") or "")
     words = [*entry, *command, *arguments]
     env = _environment(node.get("env", node.get("environment")))
-    if not words and "model" in around and KSERVE in env:
-        words = ["vllm", "serve", around["model"], *_words(env[KSERVE])]
+    if not words and "model" in around and (KSERVE in env or node.get("name") == "main"):
+        words = ["vllm", "serve", around["model"], *_parallel(around.get("parallel", {})), *_words(env.pop(KSERVE, ""))]
     if not words:
         return None
     words = [_filled(word.replace("$$", "$") if "compose" in around else word, env) for word in words]
@@ -211,6 +229,13 @@ def _container(node: Mapping[str, Any], folder: Path, around: Mapping[str, Any])
         engine = started_by(image)
         started = parse_line([engine, "serve", *words], env, around["files"], folder) if engine else None
     return started
+
+
+def _parallel(said: Mapping[str, Any]) -> list[str]:
+    """Flags that KServe makes of what a service says of its GPUs."""
+    sizes = {"tensor": "-tp", "pipeline": "-pp", "data": "-dp"}
+    flags = [word for key, flag in sizes.items() if key in said for word in (flag, str(said[key]))]
+    return flags + ["--enable-expert-parallel"] * (said.get("expert") is True)
 
 
 def _words(value: Any) -> list[str]:

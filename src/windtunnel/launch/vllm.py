@@ -43,6 +43,7 @@ CONNECTORS = {
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 MODES = {"NONE": True, "0": True}
 LARGEST_BLOCK = 64
+EXCHANGE = "VLLM_ALL2ALL_BACKEND"
 SYMMETRIC = "VLLM_USE_NCCL_SYMM_MEM"
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
@@ -191,6 +192,8 @@ OF_ADAPTERS = ("max-loras", "max-lora-rank", "max-cpu-loras", "lora-modules", "f
 
 def _exchange(asked: Asked, engine: dict[str, Any]) -> None:
     """Exchanges and micro-batches, where the ranks make them."""
+    if engine["all2all_backend"] is None:  # before 0.11 a variable said it
+        engine["all2all_backend"] = asked.line.env.get(EXCHANGE)
     named = engine["all2all_backend"]
     shares = asked.experts and engine["enable_expert_parallel"] and (engine["data_parallel_size"] or 1) > 1
     if named not in (None, GATHERED) and (named not in EXCHANGES or not shares):
