@@ -209,3 +209,20 @@ spec:
     assert (wanted | {"max_model_len": 8192}).items() <= dict(found.settings).items()
     assert not found.not_simulated and decode.role == "decode"
     assert (prefill.role, prefill.replicas, dict(prefill.flags)) == ("prefill", 2, {"tensor-parallel-size": 8})
+
+
+def test_labels_of_llm_d_say_the_role_and_tags_of_lmcache_no_release_of_vllm() -> None:
+    text = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: a, labels: {llm-d.ai/role: prefill}}
+spec:
+  replicas: 2
+  template:
+    metadata: {labels: {llm-d.ai/role: prefill}}
+    spec: {containers: [{name: vllm, image: "lmcache/vllm-openai:v0.3.5", command: [vllm, serve, m]}]}
+"""
+    (line,) = read_source(text)
+    assert (line.role, line.replicas, line.facts) == ("prefill", 2, {})
+    (line,) = read_source(text.replace("lmcache", "vllm").replace("v0.3.5", "v0.19.0"))
+    assert line.facts["engine"] == "vllm-0.19"

@@ -410,7 +410,10 @@ def turn(state: State, order: Order, course: Array, time: float, last_look: floa
     if course[LOOKED]:
         if idle and time == np.inf:
             return NONE, time
-        look = poll(state, min(time if idle else min(group.now, time), last_look))
+        seen = time if idle else min(group.now, time)
+        if group.untold and group.now <= time:  # what its end brings comes before a look at that time
+            seen = np.nextafter(group.now, 0.0)
+        look = poll(state, min(seen, last_look))
     if group.untold and group.now <= time:
         return g, time
     if idle or group.now >= time or (group.bound > time and not order.in_step[0]):

@@ -12,8 +12,8 @@ IMAGES = {"vllm-openai": "vllm", "sglang": "sglang", "tensorrt-llm/release": "tr
 """Images by their names without the publisher's → the engine in them."""
 ENTRY = "vllm-openai"
 """The one whose entry point starts its server; the others' commands name it."""
-RELEASE = re.compile(rf"({'|'.join(IMAGES)})(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
-"""An engine's image, tagged with its release."""
+RELEASE = re.compile(rf"(?<!lmcache/)({'|'.join(IMAGES)})(?:-\w+)?:v?(\d+\.\d+[\w.]*)")
+"""An engine's image, tagged with its release; LMCache's has LMCache's."""
 
 
 def written(words: Mapping[str, Any]) -> str:

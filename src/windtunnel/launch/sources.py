@@ -150,7 +150,7 @@ def _of_values(node: Mapping[str, Any], folder: Path) -> Line | None:
         words += ["--kv-transfer-config.kv_role", str(cache.get("kvRole", "kv_both"))]
         env |= {"LMCACHE_MAX_LOCAL_CPU_SIZE": str(size)} if (size := cache.get("cpuOffloadingBufferSize")) else {}
     words += _words((config or {}).get("extraArgs"))
-    facts = facts_of_image(f"{str(node.get('repository', '')).rsplit('/', 1)[-1]}:{node.get('tag', '')}")
+    facts = facts_of_image(f"{node.get('repository')}:{node.get('tag')}")
     line = parse_line(words, env, {}, folder)
     count = node.get("replicaCount")
     return line and replace(line, replicas=count if isinstance(count, int) else 1, facts=facts)
@@ -171,7 +171,7 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
         found["replicas"] = max(1, counts)
     kind = str(node.get("subComponentType") or node.get("type") or node.get("name") or name).lower()
     for role in ("prefill", "decode"):
-        if role in kind:
+        if role in kind or role == _labelled(node):
             found["role"] = role
     found |= _service(node, found, name)
     places = (node, node.get("metadata"))
@@ -188,6 +188,13 @@ def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict
         for label in ACCELERATORS & set(labels):
             found["device"] = str(labels[label])
     return found
+
+
+def _labelled(node: Mapping[str, Any]) -> str:
+    """The role that a label of llm-d's says; empty without one."""
+    metadata = node.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    return str(labels.get("llm-d.ai/role", "")) if isinstance(labels, Mapping) else ""
 
 
 def _service(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:

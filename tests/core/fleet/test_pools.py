@@ -259,3 +259,22 @@ def test_blocks_of_a_prompt_are_in_use_until_the_next_decision_after_its_transfe
         made, (prefill, _) = until(time, tandem(1.0, 0.5), [0.0, 0.0], Handover("pull", "decode"), work=0.5)
         used.append(made._measured(prefill.lives[0], time).used_blocks)
     assert used == [1, 2, 2, 1, 0]
+
+
+def test_a_refused_request_that_is_still_to_come_is_left() -> None:
+    """The second one comes two seconds after the first; a replica fails between them."""
+    fleet = replace(tandem(1.0, 0.5), failures=(Failure(1.0, 0, inf),))
+    refused = equal_requests(np.array([0.0, np.nan]), follow=np.array([1, -1]), think_time=np.full(2, 2.0))
+    refused = replace(refused, refused=np.ones(2, dtype=bool))
+    lives = pools.run(fleet, refused, (2, 2), np.zeros((2, 2)), Crossing()).lives
+    assert lives is not None
+    assert (lives.failures, lives.seconds) == (1, 2.0)
+
+
+def test_a_decode_replica_goes_on_while_the_link_loses_a_request_of_another() -> None:
+    """One request decodes from 1 s to 5 s; the link fails at 1.5 s, and the prompt of the other one ends at 2.2 s."""
+    fleet = replace(tandem(1.0, 0.5, seats=4), failures=(Failure(1.5, WHOLE_LINK, inf, "link"),), on_failure="lost")
+    demand = equal_requests(np.array([0.0, 1.2]), output=8)
+    for rules in (Handover("pull", "decode"), Handover("push", "decode", gate="before_prefill")):
+        found = pools.run(fleet, demand, (2, 2), np.zeros((2, 2)), Crossing(rules=rules))
+        assert (found.requests["finish"][0], found.lost.tolist()) == (5.0, [1])

@@ -188,7 +188,8 @@ class PoolService(Service):
         last = (handed["goes"] + handed["stays"]) > 0
         states = np.where(last, rest["state"], prompts["state"])
         finish = np.where(last, rest["finish"], prompts["finish"])
-        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time)) | (handed["lost"] > 0)
+        comes = (prompts["state"] == REFUSED) & ~(prompts["arrival"] <= time)
+        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time) & ~comes) | (handed["lost"] > 0)
         return ended
 
     # Who is there.
@@ -299,6 +300,7 @@ class PoolService(Service):
         met = list(zip(noted["request"].tolist(), noted["time"].tolist(), strict=True))
         self.transfers.counts[BROKEN] = 0
         for r, time in met:
+            self._make(np.nextafter(time, 0.0))  # the decode lane may be behind
             if r in self.stuck:  # and its lease has run out
                 self._cut([r], time)
                 self._do(GONE_THERE, r, time)
