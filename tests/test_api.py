@@ -114,9 +114,12 @@ def test_tables_are_data_frames_where_pandas_is(run: wt.Run, monkeypatch: pytest
     frames = SimpleNamespace(DataFrame=dict)  # what pandas would be given
     monkeypatch.setitem(sys.modules, "pandas", frames)
     requests = run.requests.to_pandas()
-    assert requests["status"] == ["finished"] * 40
+    assert requests["status"].tolist() == ["finished"] * 40
     assert np.array_equal(requests["finish"], run.requests.finish)
     assert set(run.iterations.to_pandas()) >= {"start", "steps", "decodes"}
+    rows = list(run.requests)  # as pandas.DataFrame(run.requests) reads them
+    assert len(rows) == len(run.requests) == 40
+    assert rows[7] == {name: column[7].item() for name, column in requests.items() if column is not None}
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(wt.InputError, match="pandas is not installed"):
         run.requests.to_pandas()

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
@@ -45,14 +45,26 @@ class _Table:
 
     def __repr__(self) -> str:
         names = [entry.name for entry in fields(cast(Any, self))]
-        return f"{type(self).__name__}({len(getattr(self, names[0])):,} rows: {', '.join(names)})"
+        return f"{type(self).__name__}({len(self):,} rows: {', '.join(names)})"
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(cast(Any, self))[0].name))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Its rows: ``pandas.DataFrame(run.requests)`` is ``run.requests.to_pandas()``."""
+        columns = self._named()
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return (dict(zip(columns, row, strict=True)) for row in rows)
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame. Raises InputError where pandas is not installed."""
+        return data_frame(self._named())
+
+    def _named(self) -> dict[str, Any]:
         columns = {entry.name: getattr(self, entry.name) for entry in fields(cast(Any, self))}
         if "status" in columns:
-            columns["status"] = [STATUSES[number] for number in columns["status"].tolist()]
-        return data_frame(columns)
+            columns["status"] = np.array(STATUSES)[columns["status"]]
+        return columns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
