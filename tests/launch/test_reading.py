@@ -280,6 +280,9 @@ def test_kernels_are_told_from_the_rest() -> None:
         "--cpu-offload-gb": False,
     }
     assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}
+    (level,) = read("""vllm serve M --compilation-config '{"mode": 0}'""").not_simulated
+    assert level.kernel and "kernels that are not fused" in level.note
+    assert not read("""vllm serve M --compilation-config '{"mode": 3}'""").not_simulated
 
 
 @pytest.mark.parametrize(

@@ -428,6 +428,8 @@ def test_every_setting_of_trtllm_by_hand() -> None:
         "trtllm-serve M --tp_size 4 --ep_size 4 --max_batch_size 32 --max_num_tokens 4096 --max_seq_len 2048 "
         "--extra_llm_api_options trtllm.yaml"
     )
+    divided = serve_line({"model": "M", "engine": engine | {"shared_head": True}, "lockstep": True})
+    assert "\nenable_lm_head_tp_in_adp: true\n" in divided
     several = {"preset": "trtllm-1.0", "data_parallel_size": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     assert serve_line({"engine": several}).endswith("start 2 servers of 4 GPUs each, behind a router")
     assert serve_line({"engine": several, "lockstep": True}).endswith("no 2 ranks of attention with 2 GPUs each")

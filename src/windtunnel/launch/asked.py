@@ -32,8 +32,6 @@ class Asked:
     """Refused flags that would change no more than which kernel runs."""
     notes: dict[str, str] = field(default_factory=dict)
     """What the line does not say and had to be taken from elsewhere → what was taken."""
-    absent: dict[str, str] = field(default_factory=dict)
-    """Flags that are not there, whose absence is not simulated → what it would change."""
     preset: str = ""
     """The version that is simulated, by the name of its preset."""
 

@@ -135,8 +135,6 @@ def _words(asked: Asked) -> Iterator[tuple[str, Word]]:
             meaning = Meaning("ignored", asked.unused[flag])
         note = meaning.note + _nearest(flag, known.known()) if meaning.note == UNKNOWN else meaning.note
         yield meaning.state, Word(asked.spelled(flag), value, note, meaning.kernel)
-    for flag, changes in asked.absent.items():
-        yield "not_simulated", Word(f"{asked.spelled(flag)} (left out)", None, changes)
     prefixes, variables = environment()
     for name, text in asked.line.env.items():
         if name.startswith(prefixes):
