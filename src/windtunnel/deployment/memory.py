@@ -95,12 +95,8 @@ def room_notes(pool: Pool, budget: KVBudget) -> list[str]:
     """What a reader should know of limits that the KV cache falls short of, where the engine starts all the same."""
     if not _takes_less(pool.engine):
         return []
-    tokens, longest, asked = (
-        budget.num_tokens,
-        pool.engine.resolved("max_model_len"),
-        pool.engine.num_gpu_blocks_override,
-    )
-    found = []
+    tokens, longest = budget.num_tokens, pool.engine.resolved("max_model_len")
+    asked, found = pool.engine.num_gpu_blocks_override, []
     if asked is not None and asked > budget.num_blocks:
         found.append(
             f"{budget.num_blocks} KV blocks fit each {pool.device.name}, not num_gpu_blocks_override={asked}, which is "

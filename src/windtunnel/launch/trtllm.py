@@ -11,6 +11,16 @@ from windtunnel.model import MoE
 
 NO_EVICT, MOST, EXACT = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-1.0"
 """Names of its scheduler: in what matters by its two policies of capacity, and step by step."""
+OF_PREFIXES = ("kv-cache-config.host-cache-size", "kv-cache-config.enable-partial-reuse")
+"""Flags of the prefix cache, which say nothing where there is none."""
+TIMEOUT = 50
+"""Steps that ranks wait for each other's prompts unless told otherwise (``timeout_iters``)."""
+WAITS: dict[str, tuple[str, float]] = {
+    "attention-dp-config.batching-wait-iters": ("batching_wait_iters", 0),
+    "batch-wait-timeout-iters": ("batch_wait_timeout_iters", 0),
+    "batch-wait-max-tokens-ratio": ("batch_wait_max_tokens_ratio", 0.0),
+}
+"""Flags → settings of its scheduler and the value that asks for nothing (llm_args.py)."""
 SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
 """Batches that are captured by default up to the largest (CudaGraphConfig)."""
 
@@ -149,9 +159,6 @@ def _reuses(asked: Asked, found: Settings) -> bool:
     return True
 
 
-OF_PREFIXES = ("kv-cache-config.host-cache-size", "kv-cache-config.enable-partial-reuse")
-
-
 def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     kind = asked.text("speculative-config.decoding-type")
     drafts = asked.integer("speculative-config.num-nextn-predict-layers") or asked.integer(
@@ -184,10 +191,8 @@ def _scheduler(asked: Asked, engine: dict[str, Any], found: Settings) -> None:
     if policy not in ("", "MAX_UTILIZATION", "GUARANTEED_NO_EVICT"):
         asked.refused["scheduler-config.capacity-scheduler-policy"] = "how much memory a request needs to be admitted"
     words = {**({"enable_block_reuse": True} if _reuses(asked, found) else {}), **_waits(asked)}
-    balanced, steps = (
-        asked.truth("attention-dp-config.enable-balance"),
-        asked.integer("attention-dp-config.timeout-iters"),
-    )
+    balanced = asked.truth("attention-dp-config.enable-balance")
+    steps = asked.integer("attention-dp-config.timeout-iters")
     if words:
         if policy == "MAX_UTILIZATION":
             words["capacity_scheduler_policy"] = policy
@@ -228,12 +233,3 @@ def _waits(asked: Asked) -> dict[str, Any]:
     elif chunks:
         asked.unused["scheduler-config.context-chunking-policy"] = "prompts are not cut"
     return found
-
-
-TIMEOUT = 50
-WAITS: dict[str, tuple[str, float]] = {
-    "attention-dp-config.batching-wait-iters": ("batching_wait_iters", 0),
-    "batch-wait-timeout-iters": ("batch_wait_timeout_iters", 0),
-    "batch-wait-max-tokens-ratio": ("batch_wait_max_tokens_ratio", 0.0),
-}
-"""Flags → settings of its scheduler and the value that asks for nothing (llm_args.py)."""

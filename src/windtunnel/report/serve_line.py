@@ -113,7 +113,7 @@ OF_TRTLLM = {
     *("enable_block_reuse", "enable_balance", "timeout_iters", "chunking_policy", "disable_overlap_scheduler"),
     "capacity_scheduler_policy",
 }
-"""Settings of TensorRT-LLM's scheduler that its YAML has words for, besides those by which prompts wait."""
+"""Settings of TensorRT-LLM's scheduler that its YAML can express, other than those in ``WAITS``."""
 
 
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
@@ -392,7 +392,7 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
 
 
 def _exact_options(named: Any) -> Iterable[str]:
-    """Lines of YAML for what its scheduler has besides its defaults, step by step."""
+    """Lines of YAML for those settings of its step-by-step scheduler that differ from the defaults."""
     usual: Any = settings_of(EXACT)
     names = {"capacity_scheduler_policy": "capacity_scheduler_policy", "context_chunking_policy": "chunking_policy"}
     differs = {flag: getattr(named, name) for flag, name in names.items()}

@@ -48,18 +48,17 @@ def read_lines(data: bytes) -> list[dict[str, Any]]:
         except InputError as error:
             fine, why = False, str(error)
         if not fine:
-            kind = NoTrace if len(lines) > 1 and _is_json(data) else InputError
+            kind = NoTrace if len(lines) > 1 and document(data) is not None else InputError
             raise kind(f"row {number}: {shorten(line)}: {why}")
     raise InputError("must have one JSON object per line")
 
 
-def _is_json(data: bytes) -> bool:
-    """Whether the whole is one JSON document."""
+def document(data: bytes) -> Any:
+    """The whole as one JSON document; None where it is none."""
     try:
-        parse_json(data)
+        return parse_json(data)
     except InputError:
-        return False
-    return True
+        return None
 
 
 def read_plain(data: bytes) -> tuple[dict[str, Any], Any] | None:

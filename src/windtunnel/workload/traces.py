@@ -188,14 +188,7 @@ def _session(data: bytes, name: str = "") -> Any:
 
 def _is_one_session(data: bytes) -> bool:
     """Whether a file is one JSON object in the form of an agent's session."""
-    return all(f'"{key}"'.encode() in data for key in weka.KEYS) and weka.is_session(_object(data))
-
-
-def _object(data: bytes) -> Any:
-    try:
-        return parse_json(data)
-    except InputError:
-        return None
+    return all(f'"{key}"'.encode() in data for key in weka.KEYS) and weka.is_session(json_traces.document(data))
 
 
 def _read_named(path: Path, names: Mapping[str, str]) -> Columns:
@@ -286,7 +279,7 @@ def _pieces(path: Path) -> dict[str, Any]:
     beside = next((path.with_name(one) for one in (name, f"{name}.gz") if path.with_name(one).is_file()), None)
     if beside is None:
         raise InputError(f"needs the tokens of its prompts' pieces: put {name} (or .gz) beside it")
-    found = _object(_bytes(beside))
+    found = json_traces.document(_bytes(beside))
     if not isinstance(found, dict):
         raise InputError(f"{beside.name}: must be one JSON object, piece: tokens")
     return found

@@ -190,8 +190,8 @@ def prepared(
     spare: int = 0,
     grows: bool = False,
 ) -> Passing:
-    """A run before anything has happened; arguments as for ``run``. ``spare``: so many further rows, for prompts that
-    stay on a prefill replica when their requests go on elsewhere. ``grows``: answers may become part of prompts.
+    """A run before anything has happened; arguments as for ``run``. ``spare``: the number of extra rows, for prompts
+    that stay on a prefill replica when their requests go on elsewhere. ``grows``: answers may become part of prompts.
 
     Raises InputError as ``run`` does.
     """

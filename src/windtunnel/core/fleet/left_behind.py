@@ -20,7 +20,7 @@ POINTERS = ("head", "tail", "ghost", "left", "swapped_head", "swapped_tail", "ch
 
 
 MORE_BEHIND = 4096
-"""Prompts of earlier attempts that may be held beside one of each request."""
+"""Rows for earlier attempts' prompts that are still held, on top of one for each request."""
 
 
 def spare_rows(fleet: Fleet, rules: Handover, n: int) -> tuple[int, bool]:
