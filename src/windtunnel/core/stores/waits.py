@@ -158,7 +158,7 @@ def holders_first(stores: Stores, lane: Lane, requests: Array) -> None:
 @compiled
 def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, budget: int) -> int:
     """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES."""
-    r, closed = lane.head, budget <= 0 or lane.running >= pool.max_num_seqs
+    r, closed = lane.head, budget <= 0 or lane.running >= pool.admits_below
     if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:
         return COMPUTES
     request = requests[r]
