@@ -70,6 +70,9 @@ class Summary:
     computed_again: int
     """Tokens of prompts, of the whole run, that an earlier text had in full blocks and that were computed nevertheless:
     evicted before their reuse, on another replica, or not there yet."""
+    swapped: Mapping[str, float]
+    """Of the whole run, where requests were swapped to the host: ``sequences``, how often one was, and ``seconds`` that
+    steps waited for blocks on their way."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
@@ -175,6 +178,7 @@ def summary(
         prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
         cached_tokens=int(requests.cached_tokens[admitted].sum()),
         **_reuse(run),
+        swapped=dict(run.manifest.get("swapped", {})),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -280,6 +284,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
                 "bubbles": used.bubbles,
             },
             "preemptions": result.preemptions,
+            **({"swapped": dict(result.swapped)} if result.swapped else {}),
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
             "prompt_tokens": result.prompt_tokens,
             "cached_tokens": result.cached_tokens,
