@@ -89,7 +89,7 @@ SETTINGS = (
     "max_long_partial_prefills",
 )
 TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
-"""Fields of VllmV0 that a pool has, too."""
+"""Fields of VllmV0 that a pool also has."""
 
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "stages")),
