@@ -237,7 +237,8 @@ def _swapped(result: "Summary") -> str:
     if not result.swapped:
         return ""
     count, spent = result.swapped["sequences"], number(result.swapped["seconds"])
-    return f" ({count:,} swapped to the host: {spent} s of copies; the others computed again)"
+    others = "" if count == result.preemptions else ", the others computed again"
+    return f" ({count:,} swapped to the host, {spent} s of copies{others})"
 
 
 _SHARES = {"MFU": "utilisation.mfu", "MBU": "utilisation.mbu", "KV cache": "utilisation.kv"}

@@ -176,8 +176,8 @@ class VllmV0(Settings):
 def no_room_on_host(num_cpu_blocks: int, request: str) -> InputError:
     """What ends a simulation where vLLM 0.8.5 ends: nowhere to swap to."""
     return InputError(
-        f"num_cpu_blocks={num_cpu_blocks}: no room to swap {request!r} out, where vLLM 0.8.5 aborts: "
-        "raise num_cpu_blocks, or preempt by recompute"
+        f"num_cpu_blocks={num_cpu_blocks}: no room to swap {request!r} out, where vLLM aborts: raise num_cpu_blocks, "
+        "lower max_num_seqs, or, with one sequence a request, preempt by recompute"
     )
 
 

@@ -500,7 +500,6 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: 
     stand(lane, request, NEW)
     for s in range(r + 1, r + request.samples):
         requests[s].state, requests[s].prefilling, requests[s].scheduled = PREFILLING, 1, start
-        requests[s].cached_tokens = request.prompt
         seats[NOW, sit(lane, seats, s)] = tokens
         stand(lane, requests[s], NEW)
     lane.budget -= tokens
