@@ -34,7 +34,7 @@ def test_a_prompt_is_computed_once_for_all_of_its_sequences() -> None:
     assert run.iterations.decodes.max() == 8
     assert served(with_samples(prompts(100, 2), 4), "vllm-0.8-v0").iterations.chunk_tokens.sum() == 800
     (note,) = (note for note in run.manifest["warnings"] if "sequences" in note)
-    assert note.startswith("8 sequences of 2 prompts, each a row of its own: as up to vLLM 0.6.3")
+    assert note.startswith("8 sequences of 2 prompts, a row each: as up to vLLM 0.6.3")
 
 
 @IN_PLAIN_PYTHON

@@ -178,7 +178,6 @@ def summary(
         prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
         cached_tokens=int(requests.cached_tokens[admitted].sum()),
         **_reuse(run),
-        swapped=dict(run.manifest.get("swapped", {})),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -351,7 +350,8 @@ def _store_rates(run: Run) -> dict[str, float]:
 
 def _reuse(run: Run) -> dict[str, Any]:
     manifest = run.manifest
-    return {"reuse": dict(manifest.get("reuse", {})), "computed_again": int(manifest.get("computed_again", 0))}
+    again = int(manifest.get("computed_again", 0))
+    return {**{name: dict(manifest.get(name, {})) for name in ("reuse", "swapped")}, "computed_again": again}
 
 
 def _lives(run: Run) -> dict[str, Any]:

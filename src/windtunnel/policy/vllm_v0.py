@@ -36,7 +36,7 @@ class VllmV0(Settings):
     """Share of all blocks that an admission must leave free (vllm/core/block_manager.py; no flag sets it)."""
     forks: bool = False
     """The sequences of a request (``--n``) are one group, whose prompt is computed once and whose blocks they share, as
-    up to vLLM 0.6.3 (vllm/sequence.py); since 0.6.4 each is a request of its own."""
+    up to vLLM 0.6.3 (vllm/sequence.py); since 0.6.4 each is a request."""
     preemption_mode: PreemptionMode = "auto"
     """A preempted request is computed again, or its blocks wait on the host; ``auto``, vLLM's default: on the host if
     it has several sequences that have not ended."""

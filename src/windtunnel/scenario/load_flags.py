@@ -96,8 +96,8 @@ class Load:
     image_tokens: int = 0
     """Tokens that the model makes of an image."""
     n: int = 1
-    """Sequences that are generated for each prompt, as OpenAI's n: rows of their own, each as long as its request. Up
-    to vLLM 0.6.3 (vllm-0.6-v0) they share the prompt's blocks; elsewhere each is a request of its own."""
+    """Sequences that are generated for each prompt, as OpenAI's n, each a row as long as its request. Up to vLLM
+    0.6.3 (vllm-0.6-v0) they share the prompt's blocks; elsewhere each is a request."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None

@@ -45,7 +45,7 @@ def about_samples(workload: Workload, groups: Integers | None) -> list[str]:
     if workload.sample_of is None:
         return []
     prompts = len(np.unique(workload.sample_of))
-    what = f"{len(workload):,} sequences of {prompts:,} prompts, each a row of its own: "
+    what = f"{len(workload):,} sequences of {prompts:,} prompts, a row each: "
     if groups is None:
         return [what + "each is a request, as the engine makes of them, that shares its prompt's text with the others"]
     return [what + "as up to vLLM 0.6.3, those of a prompt share its blocks and are scheduled together"]

@@ -52,7 +52,7 @@ from windtunnel.simulate.run import (
     Run,
     Stalls,
 )
-from windtunnel.simulate.samples import about_samples, groups_of, refused_together, swapped
+from windtunnel.simulate.samples import groups_of, refused_together, swapped
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.texts import tree
@@ -99,8 +99,7 @@ def simulate(
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
-    notes += about_samples(workload, demand.sample_of)
+    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet, workload)
     notes += _memory_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))

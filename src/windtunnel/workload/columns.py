@@ -68,7 +68,7 @@ class Workload:
     """How many images stand at the beginning of each prompt, and how many of its tokens each one is."""
     sample_of: Integers | None = None
     """For each row the first of the sequences of its request (OpenAI's ``n``), which stand one after the other and have
-    one prompt and one arrival; None: each row is a request of its own."""
+    one prompt and one arrival; None: each row is a request."""
     measured: Measured | None = None
     """What of a run counts, where that is a window after a warm-up; None: all of it."""
     asked_rate: float = 0.0
