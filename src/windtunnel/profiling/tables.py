@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +52,7 @@ def write_tables(
         "settings": dict(extent),
         "host": host,
         "repeats_differ": repeatability(journal),
+        "waited_for_cpu": median([one.waited for one in journal.readings.values()] or [0.0]),
         "skew": skew(journal),
         "skipped": [
             {"operator": key[0], "tp": key[1], "a": key[2], "b": key[3], "why": why}
@@ -113,7 +113,7 @@ def _collectives(journal: Journal, name: str, shape: Shape, hosts: int) -> list[
 
 
 def _statistics(operator: str, reading: Reading) -> Row:
-    return {f"time_stats.{operator}.{name}": 1000.0 * value for name, value in asdict(reading).items()}
+    return {f"time_stats.{operator}.{name}": 1000.0 * getattr(reading, name) for name in STATISTICS}
 
 
 def _csv(rows: list[Row]) -> str:

@@ -39,6 +39,10 @@ def test_a_profile_of_a_busy_machine_is_said_to_be_one(folder: Path) -> None:
         manifest.write_text(json.dumps(about | {"repeats_differ": {"mlp_up_proj": differ, "add": 0.3, "rope": differ}}))
         notes = tabulate(pool(), f"profile:{folder}").notes
         assert ("points that were measured twice differ by 16917 %" in " ".join(notes)) is busy
+    for waited, busy in ((0.1, False), (1.2, True)):  # all points alike, each time
+        manifest.write_text(json.dumps(about | {"waited_for_cpu": waited}))
+        notes = tabulate(pool(), f"profile:{folder}").notes
+        assert ("threads waited 1.2 s for a CPU in each second" in " ".join(notes)) is busy
 
 
 @pytest.fixture

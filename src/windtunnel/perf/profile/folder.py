@@ -268,6 +268,8 @@ def _shape(path: Path, table: Columns, wanted: Shape | None) -> Shape:
 
 STEADY = 0.25
 """By which share a point may differ when it is measured again: more is no property of a kernel."""
+WAITED = 0.1
+"""Seconds that threads may wait for a CPU in each second of a measurement."""
 TRUTHS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0, "": np.nan}
 
 
@@ -309,7 +311,10 @@ def _table(
 
 
 def unsteady(about: Mapping[str, Any]) -> str:
-    """Why times of a profile are not to be trusted; empty where points that were measured twice agree, or were not."""
+    """Why times of a profile are not to be trusted: others had the CPU, or points that were measured twice differ."""
+    waited = float(about.get("waited_for_cpu", 0.0))
+    if waited > WAITED:
+        return f"threads waited {waited:.2g} s for a CPU in each second: the machine was busy: profile an idle one"
     differ = list(about.get("repeats_differ", {}).values())
     usual = float(np.median(differ)) if differ else 0.0
     if usual <= STEADY:
