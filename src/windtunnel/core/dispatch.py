@@ -12,7 +12,7 @@ scheduler is a module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
-``seated``; where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong
+``seated``; where not all that is known stands in the requests' fields, ``show``; where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong
 after the run. ``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step.
 ``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
@@ -297,6 +297,18 @@ def latest_end(state: State, pool: Pool, group: Group) -> float:
     return float(getattr(scheduler, "latest_end", end_of_group)(state, pool, group))
 
 
+def show(state: State, pool: Pool, i: int) -> None:
+    """Write what is known of the requests of lane ``i`` into their fields, where Python looks for it."""
+    scheduler, state = seen_by(state, pool)
+    if hasattr(scheduler, "show"):
+        scheduler.show(state, pool, i)
+
+
+@part
+def shown_already(state: State, pool: Pool, i: int) -> None:
+    """In a scheduler whose requests' fields say what is known of them."""
+
+
 @part
 def by_the_clock(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:  # noqa: ARG001 - as in every scheduler
     """In a scheduler whose decodes all get a token when the lane's clock goes on."""
@@ -402,3 +414,4 @@ _compile(seated, up_to_the_newest)
 _compile(given_tokens, by_the_clock)
 _compile(latest_end, end_of_group)
 _compile(wait, never_waits)
+_compile(show, shown_already)

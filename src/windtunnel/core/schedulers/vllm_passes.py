@@ -27,6 +27,7 @@ from windtunnel.core.seats import (
     NEVER,
     NOW,
     SEQUENCE,
+    STEADY,
     TOKENS,
     WHO,
     add_chunk,
@@ -274,13 +275,16 @@ def visit_in_turn(
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
     how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    slots = 0 if drafts is None else pool.draft_slots
-    budget, preempted, i, skipped = pool.max_num_batched_tokens - slots, False, 0, 0
-    for k in range(lane.top):
+    slots, budget, preempted, i, skipped = 0, pool.max_num_batched_tokens, False, 0, 0
+    if drafts is not None:
+        slots = pool.draft_slots
+        budget -= slots + lane.steady * (1 + pool.num_speculative_tokens + slots)
+        i = lane.top if lane.running == lane.steady else 0
+    for k in range(i, lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:
         ends = seats[ENDS, i]
-        if ends == EMPTY or skipped > 0:
+        if ends == EMPTY or ends == STEADY or skipped > 0:
             skipped -= 0 if ends == EMPTY else 1
             i += 1
             continue

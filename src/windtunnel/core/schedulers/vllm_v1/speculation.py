@@ -38,6 +38,8 @@ class Drafts(NamedTuple):
     """For each place of an answer the leading drafts that are right there; empty: drawn from ``rates``."""
     proposals: Array
     """For each number of known tokens how many drafts a request has then; empty: all."""
+    marks: Array
+    """For each rate the largest draw that is right, as ``steady`` writes it down."""
 
 
 def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
@@ -49,7 +51,12 @@ def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
         pool["first_rate"] = len(rates)
         rates += policy.drafts.rates
     recorded = demand.drafts or (np.zeros(1, np.int64), np.zeros(0, np.int8), np.zeros(0, np.int8))
-    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded)
+    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded, marks_of(rates))
+
+
+def marks_of(rates: list[float]) -> NDArray[np.int32]:
+    """For each rate the largest of the 2³² draws that is below it, less 2³¹; of a rate of 0, which has none, any."""
+    return np.array([max(int(np.ceil(rate * 4294967296.0)) - 1, 0) - (1 << 31) for rate in rates], dtype=np.int32)
 
 
 @part

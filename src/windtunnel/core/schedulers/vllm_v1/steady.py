@@ -1,0 +1,250 @@
+"""Requests that decode with drafts and need nothing else: a step goes through five numbers of each.
+
+Which drafts are right is known here when they are scheduled, so all that a request is after a step follows from the
+tokens of its answer after the latest three. While it is steady these stand in a dense table of its lane, and the loops
+over it are ones that LLVM turns into vector instructions; its own fields, and its part of the step in flight, are
+written when it is steady no longer. It has a seat all the while, marked STEADY.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import GONE, JUMPS, Array, Fields, Lane, Pool, Request, State
+from windtunnel.core.schedulers.vllm_v1.speculation import MASK, blocks_ahead, mixed
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, STEADY, WHO
+
+LANE_FIELDS: Fields = [
+    ("told_at", np.float64),  # when the latest output arrived
+    ("told_before", np.float64),  # when the one before did
+    ("steady", np.int64),  # requests in its table
+    ("steady_prompts", np.int64),  # the tokens of their prompts
+    ("steady_ends", np.int64),  # those of them that may end in the next step
+    ("ring", np.int64),  # which of PLACES is the latest
+]
+
+OF, SEED, ROOM, LAST, DRAWN, PLACES = range(6)
+"""Rows of the table: the request; what its drafts are drawn for; the known tokens of its answer for which its blocks
+suffice, and those from which on it may end, in a step; what was drawn; and three in turn: tokens of its answer after
+the latest step that was launched, the one before, and the one before that."""
+NUM_ROWS = PLACES + 3
+REQUEST, COMPUTED, YIELDED, WRONG, CONTINUED = range(5)
+"""Entries of a part of a step in flight: its request and tokens; the tokens that it yields; drafts that are wrong;
+whether it had computed before all that was known when it was admitted."""
+
+
+def table(lanes: int, width: int) -> Array:
+    """Empty tables."""
+    return np.zeros((lanes, NUM_ROWS, -(-width // 32) * 32), dtype=np.int32)
+
+
+@part
+def reach(pool: Pool) -> int:
+    """Tokens beyond the known ones that a decode has blocks for: its drafts, asynchronously those in flight as well,
+    and what its drafter writes."""
+    drafts = pool.num_speculative_tokens
+    return int((2 * drafts + 1 if pool.async_scheduling else drafts) + pool.lookahead)
+
+
+# Into the table, and out of it.
+
+
+@part
+def is_steady(pool: Pool, lane: Lane, request: Request, at: Array) -> bool:
+    """Whether a request, which has had this part in the latest step, is as the table will have it."""
+    drafts, ahead = pool.num_speculative_tokens, pool.async_scheduling != 0
+    flying, given = (1 + drafts if ahead else 0), (at[YIELDED] if ahead else 0)
+    place, known = request.generated + request.promised, request.prompt + request.generated
+    if not request.seated or request.state == GONE or request.stale > 0 or request.blocks == 0:
+        return False
+    if at[CONTINUED] == 0 or at[COMPUTED] != 1 + drafts or at[YIELDED] == 0 or request.promised != given:
+        return False
+    if request.unknown != flying or request.in_flight != flying or request.drafts != drafts:
+        return False
+    if request.context != known + (drafts if ahead else -1) or request.certain != known - 1:
+        return False
+    if request.last_token != lane.told_at or request.token_before != lane.told_before or request.latest != lane.decoded:
+        return False
+    if known + reach(pool) > (request.blocks + 1) * pool.block_size:
+        return False
+    longest = request.prompt + request.output + reach(pool) + drafts + 2
+    return bool(place + drafts + 1 < request.output and longest <= pool.max_model_len)
+
+
+@part
+def names_more(cache: Any, r: int) -> bool:
+    """Whether others will look for blocks that a request has not filled yet."""
+    if cache is None:
+        return False
+    return bool(cache.holdings[r].kept < cache.holdings[r].shared)
+
+
+@compiled
+def fold(state: State, pool: Pool, i: int, number: int) -> None:
+    """Those with a part in the latest step who are steady join the table; asynchronously it is in flight, and their
+    parts are taken out of it."""
+    lane, extra = state.lanes[i], state.extra
+    may = state.counters[JUMPS] != 0 and extra.encoder is None and 1 + pool.num_speculative_tokens <= pool.block_size
+    if not may or len(extra.drafts.hits) > 0:
+        return
+    flight, kept = extra.flights[i, number], 0
+    for k in range(extra.counts[i, number]):
+        r = flight[k, REQUEST]
+        if is_steady(pool, lane, state.requests[r], flight[k]) and not names_more(extra.cache, r):
+            enter(state, pool, lane, extra.steady[i], extra.drafts, r)
+            seat = seat_of(lane, state.seats[i], r, NEVER)
+            state.seats[i, ENDS, seat], state.seats[i, NOW, seat] = STEADY, 0
+            continue
+        if kept < k:
+            for entry in range(CONTINUED + 1):
+                flight[kept, entry] = flight[k, entry]
+        kept += 1
+    extra.counts[i, number] = kept
+
+
+@part
+def enter(state: State, pool: Pool, lane: Lane, rows: Array, drafts: Any, r: int) -> None:
+    """A request joins the table."""
+    request, f = state.requests[r], lane.steady
+    seed = mixed((drafts.seed[0] + request.id) & MASK)
+    rows[OF, f], rows[SEED, f] = r, seed - (MASK + 1 if seed > MASK >> 1 else 0)
+    rows[ROOM, f] = request.blocks * pool.block_size - request.prompt - reach(pool)
+    rows[LAST, f] = request.output - pool.num_speculative_tokens - 1
+    place = request.generated + request.promised
+    rows[PLACES + lane.ring, f] = place
+    if pool.async_scheduling:
+        rows[PLACES + (lane.ring + 2) % 3, f], rows[PLACES + (lane.ring + 1) % 3, f] = (
+            request.generated,
+            request.given_before,
+        )
+    else:
+        rows[PLACES + (lane.ring + 2) % 3, f] = request.given_before
+    lane.steady += 1
+    lane.steady_prompts += request.prompt
+
+
+@part
+def seat_of(lane: Lane, seats: Array, r: int, ends: int) -> int:
+    """The seat of a request, which is marked so."""
+    seat = lane.top - 1
+    while seats[WHO, seat] != r or seats[ENDS, seat] != ends:
+        seat -= 1
+    return seat
+
+
+@part
+def bring_out(state: State, pool: Pool, i: int, f: int) -> None:
+    """The ``f``-th of the table leaves it: its fields, its seat and its part of the step in flight are written."""
+    lane, rows, extra = state.lanes[i], state.extra.steady[i], state.extra
+    r, drafts = rows[OF, f], pool.num_speculative_tokens
+    request = state.requests[r]
+    place, known = rows[PLACES + lane.ring, f], rows[PLACES + (lane.ring + 2) % 3, f]
+    request.given_before = rows[PLACES + (lane.ring + 1) % 3, f] if pool.async_scheduling else known
+    request.generated = known if pool.async_scheduling else place
+    request.promised = place - request.generated
+    request.blocks = (rows[ROOM, f] + request.prompt + reach(pool)) // pool.block_size
+    request.last_token, request.token_before, request.latest = lane.told_at, lane.told_before, lane.decoded
+    request.certain = request.prompt + request.generated - 1
+    request.context = request.certain
+    if pool.async_scheduling:
+        request.context += 1 + drafts
+        request.unknown = request.in_flight = 1 + drafts
+        number = 1 - lane.flight
+        at = extra.flights[i, number, extra.counts[i, number]]
+        extra.counts[i, number] += 1
+        at[REQUEST], at[COMPUTED], at[CONTINUED] = r, 1 + drafts, 1
+        at[YIELDED], at[WRONG] = request.promised, 1 + drafts - request.promised
+    state.seats[i, ENDS, seat_of(lane, state.seats[i], r, STEADY)] = NEVER
+    lane.steady -= 1
+    lane.steady_prompts -= request.prompt
+    for row in range(NUM_ROWS):
+        rows[row, f] = rows[row, lane.steady]
+
+
+@compiled
+def bring_out_all(state: State, pool: Pool, i: int) -> None:
+    """Nobody of lane ``i`` is steady any more."""
+    while state.lanes[i].steady > 0:
+        bring_out(state, pool, i, state.lanes[i].steady - 1)
+    state.lanes[i].steady_ends = 0
+
+
+@compiled
+def bring_out_ending(state: State, pool: Pool, i: int) -> None:
+    """Those leave the table who may end in the next step."""
+    lane, rows = state.lanes[i], state.extra.steady[i]
+    for f in range(lane.steady - 1, -1, -1):
+        if rows[PLACES + lane.ring, f] >= rows[LAST, f]:
+            bring_out(state, pool, i, f)
+    lane.steady_ends = 0
+
+
+# A step.
+
+
+@compiled
+def blocks_due(pool: Pool, lane: Lane, rows: Array) -> int:
+    """New blocks that they need for the next step: one of a request at most, because it yields no more tokens than a
+    block has."""
+    row = PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)
+    known, room, due = rows[row], rows[ROOM], 0
+    for f in range(lane.steady):
+        due += known[f] > room[f]
+    return due
+
+
+@compiled
+def serve_all(pool: Pool, lane: Lane, rows: Array, due: int) -> None:
+    """They are in the next step, with so many new blocks."""
+    places, kv = rows[PLACES + lane.ring], 0
+    for f in range(lane.steady):
+        kv += int(places[f])
+    lane.step_decodes = lane.steady
+    lane.step_kv = kv + lane.steady_prompts - lane.steady
+    if due > 0:
+        lane.free -= due
+        known, room = rows[PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)], rows[ROOM]
+        for f in range(lane.steady):
+            room[f] += pool.block_size if known[f] > room[f] else 0
+
+
+@compiled
+def draw_all(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> None:
+    """The step is on its way: which drafts are right, as ``speculation.num_accepted`` says."""
+    places, after, drawn, seed = rows[PLACES + lane.ring], rows[PLACES + (lane.ring + 1) % 3], rows[DRAWN], rows[SEED]
+    last, ends = rows[LAST], 0
+    for f in range(lane.steady):
+        after[f] = places[f] + 1
+        drawn[f] = mixed((int(seed[f]) & MASK) ^ mixed(after[f])) - (1 << 31)
+    for k in range(pool.num_speculative_tokens):
+        if drafts.rates[pool.first_rate + k] > 0.0:
+            mark = drafts.marks[pool.first_rate + k]
+            for f in range(lane.steady):
+                after[f] += drawn[f] <= mark
+    for f in range(lane.steady):
+        ends += after[f] >= last[f]
+    lane.steady_ends = ends
+    lane.ring = (lane.ring + 1) % 3
+
+
+@compiled
+def fit_together(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int, due: int, wants: Any
+) -> bool:
+    """Whether tokens and blocks suffice for all that a step in the engine's order gives to those in the table, whoever
+    stands before or behind them. ``wants``: as in ``visit_in_turn``."""
+    drafts = pool.num_speculative_tokens
+    left, free = pool.max_num_batched_tokens - lane.steady * (1 + drafts + pool.draft_slots), lane.free - due
+    before = False
+    for i in range(lane.top - 1 if lane.running > lane.steady else -1, -1, -1):
+        if seats[ENDS, i] == STEADY:
+            before = True
+        elif seats[ENDS, i] != EMPTY:
+            request = requests[seats[WHO, i]]
+            tokens = min(wants(pool, lane, extra.pipe, request, seats[ENDS, i]), most)
+            if tokens > 0:
+                asked = min(tokens, pool.max_num_batched_tokens)
+                free -= max(blocks_ahead(pool, request.context + asked) - request.blocks, 0)
+                left -= tokens + pool.draft_slots if before else 0
+    return bool(left >= 0 and free >= 0 and most > drafts)
