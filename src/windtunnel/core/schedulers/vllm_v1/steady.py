@@ -20,14 +20,13 @@ LANE_FIELDS: Fields = [
     ("told_before", np.float64),  # when the one before did
     ("steady", np.int64),  # requests in its table
     ("steady_prompts", np.int64),  # the tokens of their prompts
-    ("steady_ends", np.int64),  # those of them that may end in the next step
     ("ring", np.int64),  # which of PLACES is the latest
 ]
 
-OF, SEED, ROOM, LAST, DRAWN, PLACES = range(6)
+OF, SEED, ROOM, OUTPUT, DRAWN, PLACES = range(6)
 """Rows of the table: the request; what its drafts are drawn for; the known tokens of its answer for which its blocks
-suffice, and those from which on it may end, in a step; what was drawn; and three in turn: tokens of its answer after
-the latest step that was launched, the one before, and the one before that."""
+suffice in a step; the tokens of its whole answer; what was drawn; and three in turn: tokens of its answer after the
+latest step that was launched, the one before, and the one before that."""
 NUM_ROWS = PLACES + 3
 REQUEST, COMPUTED, YIELDED, WRONG, CONTINUED = range(5)
 """Entries of a part of a step in flight: its request and tokens; the tokens that it yields; drafts that are wrong;
@@ -69,7 +68,7 @@ def is_steady(pool: Pool, lane: Lane, request: Request, at: Array) -> bool:
     if known + reach(pool) > (request.blocks + 1) * pool.block_size:
         return False
     longest = request.prompt + request.output + reach(pool) + drafts + 2
-    return bool(place + drafts + 1 < request.output and longest <= pool.max_model_len)
+    return bool(place < request.output and longest <= pool.max_model_len)
 
 
 @part
@@ -110,7 +109,7 @@ def enter(state: State, pool: Pool, lane: Lane, rows: Array, drafts: Any, r: int
     seed = mixed((drafts.seed[0] + request.id) & MASK)
     rows[OF, f], rows[SEED, f] = r, seed - (MASK + 1 if seed > MASK >> 1 else 0)
     rows[ROOM, f] = request.blocks * pool.block_size - request.prompt - reach(pool)
-    rows[LAST, f] = request.output - pool.num_speculative_tokens - 1
+    rows[OUTPUT, f] = request.output
     place = request.generated + request.promised
     rows[PLACES + lane.ring, f] = place
     if pool.async_scheduling:
@@ -134,8 +133,9 @@ def seat_of(lane: Lane, seats: Array, r: int, ends: int) -> int:
 
 
 @part
-def bring_out(state: State, pool: Pool, i: int, f: int) -> None:
-    """The ``f``-th of the table leaves it: its fields, its seat and its part of the step in flight are written."""
+def bring_out(state: State, pool: Pool, i: int, f: int) -> int:
+    """The ``f``-th of the table leaves it: its fields, its seat, which is returned, and its part of the step in flight
+    are written."""
     lane, rows, extra = state.lanes[i], state.extra.steady[i], state.extra
     r, drafts = rows[OF, f], pool.num_speculative_tokens
     request = state.requests[r]
@@ -155,11 +155,13 @@ def bring_out(state: State, pool: Pool, i: int, f: int) -> None:
         extra.counts[i, number] += 1
         at[REQUEST], at[COMPUTED], at[CONTINUED] = r, 1 + drafts, 1
         at[YIELDED], at[WRONG] = request.promised, 1 + drafts - request.promised
-    state.seats[i, ENDS, seat_of(lane, state.seats[i], r, STEADY)] = NEVER
+    seat = seat_of(lane, state.seats[i], r, STEADY)
+    state.seats[i, ENDS, seat] = NEVER
     lane.steady -= 1
     lane.steady_prompts -= request.prompt
     for row in range(NUM_ROWS):
         rows[row, f] = rows[row, lane.steady]
+    return seat
 
 
 @compiled
@@ -167,17 +169,20 @@ def bring_out_all(state: State, pool: Pool, i: int) -> None:
     """Nobody of lane ``i`` is steady any more."""
     while state.lanes[i].steady > 0:
         bring_out(state, pool, i, state.lanes[i].steady - 1)
-    state.lanes[i].steady_ends = 0
 
 
 @compiled
-def bring_out_ending(state: State, pool: Pool, i: int) -> None:
-    """Those leave the table who may end in the next step."""
+def draw(state: State, pool: Pool, i: int) -> None:
+    """The step is on its way: which drafts are right. Those who get their last token are steady no longer, and are
+    launched as all others."""
     lane, rows = state.lanes[i], state.extra.steady[i]
-    for f in range(lane.steady - 1, -1, -1):
-        if rows[PLACES + lane.ring, f] >= rows[LAST, f]:
-            bring_out(state, pool, i, f)
-    lane.steady_ends = 0
+    if draw_all(pool, lane, rows, state.extra.drafts) > 0:
+        after = rows[PLACES + (lane.ring + 1) % 3]
+        for f in range(lane.steady - 1, -1, -1):
+            if after[f] >= rows[OUTPUT, f]:
+                seat = bring_out(state, pool, i, f)
+                state.seats[i, NOW, seat] = 1 + pool.num_speculative_tokens
+    lane.ring = (lane.ring + 1) % 3
 
 
 # A step.
@@ -210,10 +215,10 @@ def serve_all(pool: Pool, lane: Lane, rows: Array, due: int) -> None:
 
 
 @compiled
-def draw_all(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> None:
-    """The step is on its way: which drafts are right, as ``speculation.num_accepted`` says."""
+def draw_all(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> int:
+    """Which drafts of the next step are right, as ``speculation.num_accepted`` says; how many requests end with it."""
     places, after, drawn, seed = rows[PLACES + lane.ring], rows[PLACES + (lane.ring + 1) % 3], rows[DRAWN], rows[SEED]
-    last, ends = rows[LAST], 0
+    output, ends = rows[OUTPUT], 0
     for f in range(lane.steady):
         after[f] = places[f] + 1
         drawn[f] = mixed((int(seed[f]) & MASK) ^ mixed(after[f])) - (1 << 31)
@@ -223,9 +228,8 @@ def draw_all(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> None:
             for f in range(lane.steady):
                 after[f] += drawn[f] <= mark
     for f in range(lane.steady):
-        ends += after[f] >= last[f]
-    lane.steady_ends = ends
-    lane.ring = (lane.ring + 1) % 3
+        ends += after[f] >= output[f]
+    return ends
 
 
 @compiled
