@@ -15,7 +15,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.blocks import give_back, offer
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.records import GONE, HALTS, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes
@@ -462,9 +462,11 @@ def step(state: State, pool: Pool, group: Group) -> int:
 
 
 @part
-def jump(state: State, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001 - as in every scheduler
-    """Each step is decided singly."""
-    return 0
+def jump(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Steps in which nobody comes, waits or ends; others are decided singly."""
+    if not steady.all_steady(state, pool, group):
+        return 0
+    return int(steady.go_on(state, pool, group, min(until, state.clocks[HALTS])))
 
 
 @part

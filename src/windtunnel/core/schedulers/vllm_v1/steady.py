@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import GONE, JUMPS, Array, Fields, Lane, Pool, Request, State
+from windtunnel.core.log import log_has_room, write_step
+from windtunnel.core.records import AT_ONCE, GONE, JUMPS, NONE, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.schedulers.vllm_passes import most_tokens
 from windtunnel.core.schedulers.vllm_v1.speculation import MASK, blocks_ahead, mixed
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, STEADY, WHO
+from windtunnel.core.step import begin_boundary
 
 LANE_FIELDS: Fields = [
     ("told_at", np.float64),  # when the latest output arrived
@@ -252,3 +256,46 @@ def fit_together(
                 free -= max(blocks_ahead(pool, request.context + asked) - request.blocks, 0)
                 left -= tokens + pool.draft_slots if before else 0
     return bool(left >= 0 and free >= 0 and most > drafts)
+
+
+# Many steps at once.
+
+
+@part
+def all_steady(state: State, pool: Pool, group: Group) -> bool:
+    """Whether the next steps have nobody but those in the table of the group's one lane, and tokens for all."""
+    lane, counts = state.lanes[group.first_lane], state.extra.counts[group.first_lane]
+    alone = group.num_lanes == 1 and lane.running == lane.steady and lane.waiting == 0 and lane.head == NONE
+    if not alone or lane.steady == 0 or counts[0] + counts[1] > 0 or lane.idle_holds or state.counters[JUMPS] == 0:
+        return False
+    tokens = lane.steady * (1 + pool.num_speculative_tokens + pool.draft_slots)
+    suffice = tokens <= pool.max_num_batched_tokens and most_tokens(pool, lane) > pool.num_speculative_tokens
+    return bool(suffice and pool.prefill_schedule_interval <= 1)
+
+
+@compiled
+def go_on(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Steps of those in the table alone, as ``drafts.step`` makes them one by one, while ``now`` < ``until``, blocks
+    suffice and nobody ends; how many."""
+    i, done, most = group.first_lane, 0, state.counters[AT_ONCE]
+    lane, rows = state.lanes[i], state.extra.steady[i]
+    lane.chunks, lane.chunk_tokens, lane.prefills, lane.holds_prompts, lane.deferred, lane.pads = 0, 0, 0, 0, 0, 1
+    while done < most and group.now < until and log_has_room(state, pool, group):
+        due = blocks_due(pool, lane, rows)
+        if due > lane.free or draw_all(pool, lane, rows, state.extra.drafts) > 0:
+            break
+        serve_all(pool, lane, rows, due)
+        start = max(group.now, group.end)
+        lane.end = start + group_time(state, pool, group)
+        write_step(state, pool, group, lane, state.seats[i], start, 0, 0.0)
+        arrives = group.end if pool.async_scheduling else lane.end
+        lane.told_before, lane.told_at = lane.told_at, arrives
+        group.now, group.end, lane.decoded = arrives, lane.end, lane.end
+        lane.ring, lane.flight = (lane.ring + 1) % 3, 1 - lane.flight
+        done += 1
+    if done > 0:
+        begin_boundary(group, state.lanes)
+        lane.clock += done
+        lane.executed += done
+        lane.silent = 0
+    return done
