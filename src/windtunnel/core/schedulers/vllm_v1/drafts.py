@@ -248,9 +248,9 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
 def serve_steady(state: State, pool: Pool, i: int, most: int) -> None:
     """All who are steady are in the step, or nobody is steady any more, because tokens or blocks may lack."""
     lane, rows = state.lanes[i], state.extra.steady[i]
-    due = steady.blocks_due(pool, lane, rows)
-    if steady.fit_together(pool, lane, state.requests, state.seats[i], state.extra, most, due, wanted_tokens):
-        steady.serve_all(pool, lane, rows, due)
+    steady.look_ahead(pool, lane, rows, state.extra.drafts)
+    if steady.fit_together(pool, lane, state.requests, state.seats[i], state.extra, most, wanted_tokens):
+        steady.serve_all(pool, lane, rows)
     else:
         steady.bring_out_all(state, pool, i)
 
@@ -317,7 +317,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     lane, seats, extra, discarded = state.lanes[i], state.seats[i], state.extra, 0
     flight, count = extra.flights[i, lane.flight], 0
     if lane.steady > 0:
-        steady.draw(state, pool, i)
+        steady.launch_all(state, pool, i)
     for seat in range(lane.top if lane.running > lane.steady else 0):
         tokens = seats[NOW, seat]
         if seats[ENDS, seat] == EMPTY or tokens == 0:

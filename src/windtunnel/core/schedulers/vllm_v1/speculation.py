@@ -21,8 +21,13 @@ POOL_FIELDS: Fields = [
         "draft_slots",  # of the budget, beside a request's tokens
         "drops_last_hit",
         "first_rate",  # in ``Drafts.rates``
+        "first_mark",  # in ``Drafts.marks``
     )
 ]
+
+
+AT_LEAST = 4
+"""Drafts that are looked at at once."""
 
 
 class Drafts(NamedTuple):
@@ -39,24 +44,27 @@ class Drafts(NamedTuple):
     proposals: Array
     """For each number of known tokens how many drafts a request has then; empty: all."""
     marks: Array
-    """For each rate the largest draw that is right, as ``steady`` writes it down."""
+    """For each rate how many of the 2³² draws are below it, and at least AT_LEAST for each pool."""
 
 
 def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
     """Write the settings into the pools, and make the arrays."""
     rates: list[float] = []
+    marks: list[int] = []
     for pool, policy in zip(pools, fleet.policies, strict=True):
         for name in ("num_speculative_tokens", "lookahead", "draft_slots", "drops_last_hit"):
             pool[name] = getattr(policy.drafts, name)
         pool["first_rate"] = len(rates)
+        pool["first_mark"] = len(marks)
         rates += policy.drafts.rates
+        marks += marks_of(policy.drafts.rates)
     recorded = demand.drafts or (np.zeros(1, np.int64), np.zeros(0, np.int8), np.zeros(0, np.int8))
-    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded, marks_of(rates))
+    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded, np.array(marks))
 
 
-def marks_of(rates: list[float]) -> NDArray[np.int32]:
-    """For each rate the largest of the 2³² draws that is below it, less 2³¹; of a rate of 0, which has none, any."""
-    return np.array([max(int(np.ceil(rate * 4294967296.0)) - 1, 0) - (1 << 31) for rate in rates], dtype=np.int32)
+def marks_of(rates: tuple[float, ...]) -> list[int]:
+    """For each rate how many of the 2³² draws are below it: ``share < rate`` in whole numbers. At least AT_LEAST."""
+    return [int(np.ceil(rate * 4294967296.0)) for rate in rates] + [0] * (AT_LEAST - len(rates))
 
 
 @part

@@ -15,7 +15,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import log_has_room, write_step
 from windtunnel.core.records import AT_ONCE, GONE, JUMPS, NONE, Array, Fields, Group, Lane, Pool, Request, State
 from windtunnel.core.schedulers.vllm_passes import most_tokens
-from windtunnel.core.schedulers.vllm_v1.speculation import MASK, blocks_ahead, mixed
+from windtunnel.core.schedulers.vllm_v1.speculation import AT_LEAST, MASK, blocks_ahead, mixed
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, STEADY, WHO
 from windtunnel.core.step import begin_boundary
 
@@ -25,6 +25,10 @@ LANE_FIELDS: Fields = [
     ("steady", np.int64),  # requests in its table
     ("steady_prompts", np.int64),  # the tokens of their prompts
     ("ring", np.int64),  # which of PLACES is the latest
+    # their next step
+    ("steady_kv", np.int64),
+    ("steady_due", np.int64),  # new blocks
+    ("steady_ends", np.int64),  # those of them who get their last token
 ]
 
 OF, SEED, ROOM, OUTPUT, DRAWN, PLACES = range(6)
@@ -175,75 +179,87 @@ def bring_out_all(state: State, pool: Pool, i: int) -> None:
         bring_out(state, pool, i, state.lanes[i].steady - 1)
 
 
-@compiled
-def draw(state: State, pool: Pool, i: int) -> None:
-    """The step is on its way: which drafts are right. Those who get their last token are steady no longer, and are
-    launched as all others."""
-    lane, rows = state.lanes[i], state.extra.steady[i]
-    if draw_all(pool, lane, rows, state.extra.drafts) > 0:
-        after = rows[PLACES + (lane.ring + 1) % 3]
-        for f in range(lane.steady - 1, -1, -1):
-            if after[f] >= rows[OUTPUT, f]:
-                seat = bring_out(state, pool, i, f)
-                state.seats[i, NOW, seat] = 1 + pool.num_speculative_tokens
+@part
+def launch_all(state: State, pool: Pool, i: int) -> None:
+    """The step is on its way. Those who get their last token are steady no longer, and are launched as all others."""
+    lane = state.lanes[i]
+    if lane.steady_ends > 0:
+        bring_out_ending(state, pool, i)
     lane.ring = (lane.ring + 1) % 3
+
+
+@compiled
+def bring_out_ending(state: State, pool: Pool, i: int) -> None:
+    """Those leave the table who get their last token in the step that was decided."""
+    lane, rows = state.lanes[i], state.extra.steady[i]
+    after = rows[PLACES + (lane.ring + 1) % 3]
+    for f in range(lane.steady - 1, -1, -1):
+        if after[f] >= rows[OUTPUT, f]:
+            seat = bring_out(state, pool, i, f)
+            state.seats[i, NOW, seat] = 1 + pool.num_speculative_tokens
 
 
 # A step.
 
 
 @compiled
-def blocks_due(pool: Pool, lane: Lane, rows: Array) -> int:
-    """New blocks that they need for the next step: one of a request at most, because it yields no more tokens than a
-    block has."""
-    row = PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)
-    known, room, due = rows[row], rows[ROOM], 0
-    for f in range(lane.steady):
-        due += known[f] > room[f]
-    return due
+def look_ahead(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> None:
+    """What the next step of those in the table needs, and yields as ``speculation.num_accepted`` says: set in the lane.
 
-
-@compiled
-def serve_all(pool: Pool, lane: Lane, rows: Array, due: int) -> None:
-    """They are in the next step, with so many new blocks."""
-    places, kv = rows[PLACES + lane.ring], 0
-    for f in range(lane.steady):
-        kv += int(places[f])
-    lane.step_decodes = lane.steady
-    lane.step_kv = kv + lane.steady_prompts - lane.steady
-    if due > 0:
-        lane.free -= due
-        known, room = rows[PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)], rows[ROOM]
-        for f in range(lane.steady):
-            room[f] += pool.block_size if known[f] > room[f] else 0
-
-
-@compiled
-def draw_all(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> int:
-    """Which drafts of the next step are right, as ``speculation.num_accepted`` says; how many requests end with it."""
+    New blocks are one of a request at most, because it yields no more tokens than a block has.
+    """
     places, after, drawn, seed = rows[PLACES + lane.ring], rows[PLACES + (lane.ring + 1) % 3], rows[DRAWN], rows[SEED]
-    output, ends = rows[OUTPUT], 0
+    known, room, output = (
+        rows[PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)],
+        rows[ROOM],
+        rows[OUTPUT],
+    )
+    marks = drafts.marks[pool.first_mark : pool.first_mark + max(pool.num_speculative_tokens, AT_LEAST)]
+    first, second, third, fourth = marks[0], marks[1], marks[2], marks[3]
+    due, kv, ends = 0, 0, 0
     for f in range(lane.steady):
-        after[f] = places[f] + 1
-        drawn[f] = mixed((int(seed[f]) & MASK) ^ mixed(after[f])) - (1 << 31)
-    for k in range(pool.num_speculative_tokens):
-        if drafts.rates[pool.first_rate + k] > 0.0:
-            mark = drafts.marks[pool.first_rate + k]
-            for f in range(lane.steady):
-                after[f] += drawn[f] <= mark
-    for f in range(lane.steady):
+        place = int(places[f])
+        draw = mixed((int(seed[f]) & MASK) ^ mixed(place + 1))
+        after[f] = place + 1 + (draw < first) + (draw < second) + (draw < third) + (draw < fourth)
+        drawn[f] = draw - (1 << 31)
+        due += known[f] > room[f]
         ends += after[f] >= output[f]
-    return ends
+        kv += place
+    for k in range(AT_LEAST, pool.num_speculative_tokens):
+        mark, ends = marks[k] - (1 << 31), 0
+        for f in range(lane.steady):
+            after[f] += drawn[f] < mark
+            ends += after[f] >= output[f]
+    lane.steady_due, lane.steady_ends = due, ends
+    lane.steady_kv = kv + lane.steady_prompts - lane.steady
+
+
+@part
+def serve_all(pool: Pool, lane: Lane, rows: Array) -> None:
+    """They are in the next step."""
+    lane.step_decodes, lane.step_kv = lane.steady, lane.steady_kv
+    if lane.steady_due > 0:
+        take_blocks(pool, lane, rows)
 
 
 @compiled
-def fit_together(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int, due: int, wants: Any
-) -> bool:
+def take_blocks(pool: Pool, lane: Lane, rows: Array) -> None:
+    """Those who need a block get it."""
+    known, room = rows[PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)], rows[ROOM]
+    lane.free -= lane.steady_due
+    for f in range(lane.steady):
+        room[f] += pool.block_size if known[f] > room[f] else 0
+
+
+@compiled
+def fit_together(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int, wants: Any) -> bool:
     """Whether tokens and blocks suffice for all that a step in the engine's order gives to those in the table, whoever
     stands before or behind them. ``wants``: as in ``visit_in_turn``."""
     drafts = pool.num_speculative_tokens
-    left, free = pool.max_num_batched_tokens - lane.steady * (1 + drafts + pool.draft_slots), lane.free - due
+    left, free = (
+        pool.max_num_batched_tokens - lane.steady * (1 + drafts + pool.draft_slots),
+        lane.free - lane.steady_due,
+    )
     before = False
     for i in range(lane.top - 1 if lane.running > lane.steady else -1, -1, -1):
         if seats[ENDS, i] == STEADY:
@@ -281,10 +297,10 @@ def go_on(state: State, pool: Pool, group: Group, until: float) -> int:
     lane, rows = state.lanes[i], state.extra.steady[i]
     lane.chunks, lane.chunk_tokens, lane.prefills, lane.holds_prompts, lane.deferred, lane.pads = 0, 0, 0, 0, 0, 1
     while done < most and group.now < until and log_has_room(state, pool, group):
-        due = blocks_due(pool, lane, rows)
-        if due > lane.free or draw_all(pool, lane, rows, state.extra.drafts) > 0:
+        look_ahead(pool, lane, rows, state.extra.drafts)
+        if lane.steady_due > lane.free or lane.steady_ends > 0:
             break
-        serve_all(pool, lane, rows, due)
+        serve_all(pool, lane, rows)
         start = max(group.now, group.end)
         lane.end = start + group_time(state, pool, group)
         write_step(state, pool, group, lane, state.seats[i], start, 0, 0.0)
