@@ -404,9 +404,9 @@ def with_room(state: State, folding: Folding | None = None) -> State:
         if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
             return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
-    for name, entry in (("rows", ROWS), ("stalls", STALLS)):
+    for name in ("rows", "stalls"):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))
-        new[: state.counters[entry]] = old[: state.counters[entry]]
+        new[: len(old)].view(np.uint8)[:] = old.view(np.uint8)  # as bytes: numpy copies records field by field
         grown[name] = new
     return state._replace(**grown)

@@ -32,7 +32,7 @@ from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_inte
 from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.schedulers.vllm_v1.speculation import drafts_of, num_accepted, num_proposed
 from windtunnel.core.schedulers.vllm_v1.steady import COMPUTED, CONTINUED, REQUEST, WRONG, YIELDED
-from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, close_gaps, stand_up
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, close_gaps, stand_up
 from windtunnel.core.step import depart, nothing
 
 __all__ = ["comes_again", "enqueue", "forget", "join", "may_stage", "occupied", "stage"]
@@ -62,6 +62,7 @@ REQUEST_FIELDS: Fields = [
             "stale",  # those of them from before it was preempted
             "promised",  # tokens that steps in flight yield
             "given_before",  # known before the latest ones
+            "seat",  # which it has, or a later one if seats moved up
             "seated_with",  # known tokens when it was admitted: from there on it decodes
         )
     ),
@@ -240,7 +241,7 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
         if seats[ENDS, i] == EMPTY:
             continue
         request.seated_with = request.prompt + request.generated
-        request.seated = 1
+        request.seated, request.seat = 1, i
         request.certain = min(request.context + seats[NOW, i], request.seated_with)
 
 
@@ -404,9 +405,7 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
     request = requests[r]
     release_ended(lane, state.extra.encoder, r)
     if request.seated:
-        seat = 0
-        while seats[WHO, seat] != r or seats[ENDS, seat] == EMPTY:
-            seat += 1
+        seat = steady.seat_of(lane, seats, request, r, NEVER)
         if not request.holds:
             let_go(state, pool, lane, r)
         request.seated = 0

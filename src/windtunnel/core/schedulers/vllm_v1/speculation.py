@@ -35,6 +35,8 @@ class Drafts(NamedTuple):
 
     rates: Array
     """How likely the first one is right, the first two, …: of one pool after the other."""
+    marks: Array
+    """For each rate how many of the 2³² draws are below it, and at least AT_LEAST for each pool."""
     seed: Array
     """[1]"""
     first: Array
@@ -43,8 +45,6 @@ class Drafts(NamedTuple):
     """For each place of an answer the leading drafts that are right there; empty: drawn from ``rates``."""
     proposals: Array
     """For each number of known tokens how many drafts a request has then; empty: all."""
-    marks: Array
-    """For each rate how many of the 2³² draws are below it, and at least AT_LEAST for each pool."""
 
 
 def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
@@ -59,7 +59,8 @@ def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
         rates += policy.drafts.rates
         marks += marks_of(policy.drafts.rates)
     recorded = demand.drafts or (np.zeros(1, np.int64), np.zeros(0, np.int8), np.zeros(0, np.int8))
-    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded, np.array(marks))
+    seed = np.array([fleet.seed], dtype=np.int64)
+    return Drafts(np.array(rates), np.array(marks), seed, *recorded)
 
 
 def marks_of(rates: tuple[float, ...]) -> list[int]:

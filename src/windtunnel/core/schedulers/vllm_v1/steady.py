@@ -62,21 +62,16 @@ def is_steady(pool: Pool, lane: Lane, request: Request, at: Array) -> bool:
     """Whether a request, which has had this part in the latest step, is as the table will have it."""
     drafts, ahead = pool.num_speculative_tokens, pool.async_scheduling != 0
     flying, given = (1 + drafts if ahead else 0), (at[YIELDED] if ahead else 0)
-    place, known = request.generated + request.promised, request.prompt + request.generated
-    if not request.seated or request.state == GONE or request.stale > 0 or request.blocks == 0:
-        return False
-    if at[CONTINUED] == 0 or at[COMPUTED] != 1 + drafts or at[YIELDED] == 0 or request.promised != given:
-        return False
-    if request.unknown != flying or request.in_flight != flying or request.drafts != drafts:
-        return False
-    if request.context != known + (drafts if ahead else -1) or request.certain != known - 1:
-        return False
-    if request.last_token != lane.told_at or request.token_before != lane.told_before or request.latest != lane.decoded:
-        return False
-    if known + reach(pool) > (request.blocks + 1) * pool.block_size:
-        return False
-    longest = request.prompt + request.output + reach(pool) + drafts + 2
-    return bool(place < request.output and longest <= pool.max_model_len)
+    known = request.prompt + request.generated
+    steady = request.seated and request.state != GONE and request.stale == 0 and request.blocks > 0
+    steady = steady and at[CONTINUED] != 0 and at[COMPUTED] == 1 + drafts and at[YIELDED] > 0
+    steady = steady and request.unknown == flying and request.in_flight == flying and request.drafts == drafts
+    steady = steady and request.context == known + (drafts if ahead else -1) and request.certain == known - 1
+    steady = steady and request.promised == given and request.generated + given < request.output
+    steady = steady and request.last_token == lane.told_at and request.token_before == lane.told_before
+    steady = steady and request.latest == lane.decoded
+    steady = steady and known + reach(pool) <= (request.blocks + 1) * pool.block_size
+    return bool(steady and request.prompt + request.output + reach(pool) + drafts + 2 <= pool.max_model_len)
 
 
 @part
@@ -100,7 +95,7 @@ def fold(state: State, pool: Pool, i: int, number: int) -> None:
         r = flight[k, REQUEST]
         if is_steady(pool, lane, state.requests[r], flight[k]) and not names_more(extra.cache, r):
             enter(state, pool, lane, extra.steady[i], extra.drafts, r)
-            seat = seat_of(lane, state.seats[i], r, NEVER)
+            seat = seat_of(lane, state.seats[i], state.requests[r], r, NEVER)
             state.seats[i, ENDS, seat], state.seats[i, NOW, seat] = STEADY, 0
             continue
         if kept < k:
@@ -132,11 +127,12 @@ def enter(state: State, pool: Pool, lane: Lane, rows: Array, drafts: Any, r: int
 
 
 @part
-def seat_of(lane: Lane, seats: Array, r: int, ends: int) -> int:
-    """The seat of a request, which is marked so."""
-    seat = lane.top - 1
+def seat_of(lane: Lane, seats: Array, request: Request, r: int, ends: int) -> int:
+    """The seat of a request, which is marked so. It has not moved up since ``seat`` was written."""
+    seat = min(request.seat, lane.top - 1)
     while seats[WHO, seat] != r or seats[ENDS, seat] != ends:
         seat -= 1
+    request.seat = seat
     return seat
 
 
@@ -163,7 +159,7 @@ def bring_out(state: State, pool: Pool, i: int, f: int) -> int:
         extra.counts[i, number] += 1
         at[REQUEST], at[COMPUTED], at[CONTINUED] = r, 1 + drafts, 1
         at[YIELDED], at[WRONG] = request.promised, 1 + drafts - request.promised
-    seat = seat_of(lane, state.seats[i], r, STEADY)
+    seat = seat_of(lane, state.seats[i], request, r, STEADY)
     state.seats[i, ENDS, seat] = NEVER
     lane.steady -= 1
     lane.steady_prompts -= request.prompt
