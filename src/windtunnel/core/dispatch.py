@@ -12,7 +12,7 @@ scheduler is a module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
-``seated``; where fields of requests are written late, ``show``; where the real engine may die, ``check(state)`` raises
+``seated``; where fields of requests are written late, ``show(state)``; where the real engine may die, ``check(state)`` raises
 the error, and ``check_end(state)`` what is wrong after the run. ``given_tokens`` and ``latest_end`` are for
 ``core.live``, where not all decodes take part in each step.
 ``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
@@ -152,6 +152,13 @@ def check(state: State, rules: tuple[str, ...] = ("check", "check_end")) -> None
         for rule in rules:
             if hasattr(module_of(extra), rule):
                 getattr(module_of(extra), rule)(state._replace(extra=extra, pools=pools))
+
+
+def show(state: State) -> None:
+    """Write what is known of requests into their fields, where Python looks for it between two calls of a loop."""
+    for extra in state.extra if several(state.extra) else (state.extra,):
+        if hasattr(module_of(extra), "show"):
+            module_of(extra).show(state._replace(extra=extra))
 
 
 def renew(state: State, r: int) -> None:
@@ -298,18 +305,6 @@ def latest_end(state: State, pool: Pool, group: Group) -> float:
     return float(getattr(scheduler, "latest_end", end_of_group)(state, pool, group))
 
 
-def show(state: State, pool: Pool, i: int) -> None:
-    """Write what is known of the requests of lane ``i`` into their fields, where Python looks for it."""
-    scheduler, state = seen_by(state, pool)
-    if hasattr(scheduler, "show"):
-        scheduler.show(state, pool, i)
-
-
-@part
-def shown_already(state: State, pool: Pool, i: int) -> None:
-    """In a scheduler whose requests' fields say what is known of them."""
-
-
 @part
 def by_the_clock(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:  # noqa: ARG001 - as in every scheduler
     """In a scheduler whose decodes all get a token when the lane's clock goes on."""
@@ -415,4 +410,3 @@ _compile(seated, up_to_the_newest)
 _compile(given_tokens, by_the_clock)
 _compile(latest_end, end_of_group)
 _compile(wait, never_waits)
-_compile(show, shown_already)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten
 from windtunnel.core.clients import Window, first_of_sessions, play_of, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
-from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
+from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, show, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
 from windtunnel.core.log import Folding
@@ -221,6 +221,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
             goes_on = window.turns(state, course, arrivals, np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
+    show(state)
     if folding:
         folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]

@@ -30,7 +30,7 @@ from windtunnel.core.disaggregation.link import (
 )
 from windtunnel.core.disaggregation.order import Order, is_behind, others, place, rouse
 from windtunnel.core.disaggregation.reservation import any_stirs
-from windtunnel.core.dispatch import enqueue, room, show, step, update_bound
+from windtunnel.core.dispatch import enqueue, room, step, update_bound
 from windtunnel.core.live.tokens import has_room, note_step, skip
 from windtunnel.core.log import begin_hold, forget_holds, log_has_room
 from windtunnel.core.records import (
@@ -438,15 +438,6 @@ def end(state: State, hand: Any) -> None:
         passage.end(state, hand)
 
 
-@part
-def show_all(state: State) -> None:
-    """Python may look at all requests."""
-    for g in range(len(state.groups)):
-        group = state.groups[g]
-        for i in range(group.first_lane, group.first_lane + group.num_lanes):
-            show(state, state.pools[group.pool], i)
-
-
 @entry
 def loop(
     state: State,
@@ -467,26 +458,6 @@ def loop(
     decode pools. ``limit``: requests in flight at most, 0 for any number. ``stages``: None where no pool has several.
     ``told``: live.tokens.Told, or None.
     """
-    why = run_on(state, order, course, arrivals, hand, second, routers, limit, until, stages, told)
-    show_all(state)
-    return why
-
-
-@part
-def run_on(
-    state: State,
-    order: Order,
-    course: Array,
-    arrivals: Array,
-    hand: Any,
-    second: Any,
-    routers: tuple[int, int],
-    limit: int,
-    until: float,
-    stages: Any,
-    told: Any,
-) -> int:
-    """See ``loop``."""
     begin(state, hand)
     state.clocks[HALTS] = until
     flows = course[TOLD] == 1

@@ -260,19 +260,14 @@ def missing_blocks(pool: Pool, drafts: Any, request: Request, context: int, toke
 
 
 @part
-def slots_of(pool: Pool, drafts: Any) -> int:
-    """Places of the budget beside a request's tokens."""
-    return 0 if drafts is None else int(pool.draft_slots)
-
-
-@part
-def begin_visit(pool: Pool, lane: Lane, drafts: Any) -> tuple[int, int]:
-    """(The budget of those that are visited, the first seat): those in the table of ``vllm_v1.steady`` are served."""
+def begin_visit(pool: Pool, lane: Lane, drafts: Any) -> tuple[int, int, int]:
+    """(Places of the budget beside a request's tokens, the budget of those that are visited, the first of their seats):
+    those in the table of ``vllm_v1.steady`` are served already."""
     if drafts is None:
-        return pool.max_num_batched_tokens, 0
+        return 0, pool.max_num_batched_tokens, 0
     served = lane.steady * (1 + pool.num_speculative_tokens + pool.draft_slots)
     first = lane.top if lane.running == lane.steady else 0
-    return pool.max_num_batched_tokens - pool.draft_slots - served, first
+    return pool.draft_slots, pool.max_num_batched_tokens - pool.draft_slots - served, first
 
 
 @part
@@ -291,7 +286,7 @@ def visit_in_turn(
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
     how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    slots, (budget, i), preempted, skipped = slots_of(pool, drafts), begin_visit(pool, lane, drafts), False, 0
+    (slots, budget, i), preempted, skipped = begin_visit(pool, lane, drafts), False, 0
     for k in range(i, lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:

@@ -123,6 +123,12 @@ def stand_in(state: State, i: int, r: int, row: int) -> None:
     who[who == r] = row
 
 
+def show(state: State) -> None:
+    """What is known of requests stands in their fields."""
+    if state.lanes["steady"].any():
+        steady.show(state)
+
+
 def received(state: State, r: int, time: float) -> tuple[int, float]:
     """(Tokens that the client of a request has at ``time``, when it got the latest): the next output that arrives is
     looked at ahead."""
@@ -253,13 +259,6 @@ def serve_steady(state: State, pool: Pool, i: int, most: int) -> None:
     if steady.fit_together(pool, lane, state.requests, state.seats[i], state.extra, most, wanted_tokens):
         steady.serve_all(pool, lane, rows)
     else:
-        steady.bring_out_all(state, pool, i)
-
-
-@part
-def show(state: State, pool: Pool, i: int) -> None:
-    """What is known of requests stands in their fields."""
-    if state.lanes[i].steady > 0:
         steady.bring_out_all(state, pool, i)
 
 

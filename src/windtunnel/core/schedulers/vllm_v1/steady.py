@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.batch_time import group_time
-from windtunnel.core.compiled import compiled, part
+from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.log import log_has_room, write_step
 from windtunnel.core.records import AT_ONCE, GONE, JUMPS, NONE, Array, Fields, Group, Lane, Pool, Request, State
 from windtunnel.core.schedulers.vllm_passes import most_tokens
@@ -173,6 +173,15 @@ def bring_out_all(state: State, pool: Pool, i: int) -> None:
     """Nobody of lane ``i`` is steady any more."""
     while state.lanes[i].steady > 0:
         bring_out(state, pool, i, state.lanes[i].steady - 1)
+
+
+@entry
+def show(state: State) -> None:
+    """Nobody is steady any more."""
+    for g in range(len(state.groups)):
+        group = state.groups[g]
+        for i in range(group.first_lane, group.first_lane + group.num_lanes):
+            bring_out_all(state, state.pools[group.pool], i)
 
 
 @part
