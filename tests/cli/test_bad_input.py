@@ -347,6 +347,11 @@ PLAN = ("plan", "Qwen/Qwen3-8B", *LOAD)
         (("trace", "convert", "azure-conv", "x.jsonl", "--format", "csv"), "'azure-conv' is built in"),
         (("run", *LOAD, "--slo", "ttft_p99=0.3", "ttft_p99=0.1"), "given twice"),
         (("run", "--isl", "9", "--random-input-len", "8"), "--random-input-len 8: given twice: leave one out"),
+        (("run", "--isl", "9", "--isl", "8"), "--isl 8: given twice: leave one out"),
+        (
+            ("optimum", "azure-conv", "--model", "Qwen/Qwen3-8B"),
+            "a trace is given as --trace azure-conv",
+        ),
         (("run", *LOAD, "--async-scheduling", "--no-async-scheduling"), "given twice: leave one out"),
         (("run", *LOAD, "--scheduler", "sarathi:chunk=512", "--max-num-batched-tokens", "2048"), "says 512"),
         (("sweep", "--isl", "9", "--rates", "4", "4"), "rates=4: stands twice"),

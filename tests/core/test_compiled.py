@@ -3,6 +3,7 @@
 import gc
 
 import numba
+import pytest
 
 from windtunnel.core import compiled
 
@@ -29,3 +30,23 @@ def test_garbage_is_collected_during_compilation_and_what_was_there_before_is_le
         assert seen[1][1] == before[0] and gc.get_freeze_count() > 0  # a server's own stays frozen
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")  # type: ignore[attr-defined]
+def test_what_is_compiled_for_others_is_linked_again_and_again_from_a_string_of_bits() -> None:
+    @compiled.compiled
+    def inner(x: float) -> float:
+        return 2.0 * x
+
+    found = []
+    for more in (1.0, 2.0):
+
+        @compiled.entry
+        def outer(x: float, more: float = more) -> float:
+            return inner(x) + more
+
+        found.append(outer(3.0))
+    assert found == [7.0, 8.0]
+    (made,) = inner.overloads.values()  # type: ignore[attr-defined]
+    assert made.library._final_module is None and len(made.library._bits) < 10_000
+    assert made.fndesc.typemap is made.type_annotation is None

@@ -166,6 +166,41 @@ def test_requests_under_way_are_kept(level: int, again: int, stream: bool) -> No
         assert 15.0 < latencies - plain < 15.1
 
 
+@pytest.mark.parametrize("how", ["level=0", "level=1", "level=2", "released"])
+def test_the_queue_outlasts_a_sleep_before_which_those_who_run_end(how: str) -> None:
+    """As after vLLM's PAUSED_NEW: with two seats, the third request has no token before the engines wake up."""
+
+    async def night() -> None:
+        async with client(sleepy(served=live(deployment(max_num_seqs=2)), wake_up_seconds=5.0)) as found:
+            lengths = (60, 100, 80, 2)
+            requests = [SOON | {"max_tokens": length} for length in lengths]
+            under_way = [asyncio.create_task(found.post("/v1/completions", json=body)) for body in requests]
+            while '"server_load":4' not in (await found.get("/load")).text or (
+                total((await found.get("/metrics")).text, "num_requests_running") < 2
+            ):
+                await asyncio.sleep(0)
+            level = "level=0" if how == "released" else how
+            assert (await found.post(f"/sleep?mode=wait&{level}")).status_code == 200
+            if how == "released":
+                assert (await found.post("/release_kv_cache_memory")).status_code == 200
+            await asyncio.sleep(0.02)
+            assert [one.done() for one in under_way] == [True, True, False, False]
+            text = (await found.get("/metrics")).text
+            assert total(text, "num_requests_running") == 0 and total(text, "generation_tokens_total") == 160
+            await found.post("/wake_up")
+            answers = await asyncio.gather(*under_way)
+            assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [*lengths]
+            slept = 0.0 if level == "level=0" else 5.0
+            queued = [float(answer.headers["x-windtunnel-queue-seconds"]) for answer in answers]
+            assert queued[:2] == pytest.approx([0.0, 0.0], abs=0.1) and slept < queued[2] < slept + 2.0
+            text = (await found.get("/metrics")).text
+            assert total(text, "num_preemptions_total") == 0 and total(text, "request_success_total") == 4
+            assert cached(answers[2]) == (240 if how == "level=0" else 0)
+            assert (await found.post("/v1/completions", json=SOON)).status_code == 200
+
+    asyncio.run(night())
+
+
 def test_only_the_kv_memory_is_released_while_nothing_runs() -> None:
     async def night() -> None:
         async with client(sleepy()) as found:

@@ -12,6 +12,7 @@ from windtunnel.cli import DONE, WRONG, main
 from windtunnel.errors import InputError
 from windtunnel.workload import load_trace
 from windtunnel.workload.logs import import_logs
+from windtunnel.workload.transforms import head
 
 Capture = pytest.CaptureFixture[str]
 NS = 1_762_761_600_000_000_000
@@ -177,6 +178,61 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     path.write_text("when,in,out\n0,10,5\n1.5,20,5\n")
     found = import_logs([path], {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"})
     assert found.workload.arrival.tolist() == [0.0, 1.5]
+
+
+CHATS = """ts,chat,prompt_tokens,completion_tokens,latency_ms,priority,limit
+0,a,10,5,2000,0,8
+1,b,20,5,500,1,
+4,a,30,5,1000,0,2
+4.5,a,31,5,9000,0,7
+9,b,40,5,100,2,5
+10,,50,5,100,0,5
+"""
+"""Two chats, one of which has two requests at once, and a request of none."""
+
+
+def test_turns_of_a_log_wait_for_the_answer_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(CHATS)
+    names = {"session": "chat", "duration": "latency_ms", "max_tokens": "limit", "priority": "priority"}
+    found = import_logs([path], names)
+    load = found.workload
+    assert load.arrival[:3].tolist() == [0.0, 1.0, 10.0]
+    assert load.prompt_tokens.tolist() == [10, 20, 50, 30, 31, 40]
+    assert load.session.tolist() == [0, 1, -1, 0, 0, 1]
+    assert load.max_tokens.tolist() == [8, 5, 5, 5, 7, 5]
+    assert load.priority.tolist() == [0, 1, 0, 0, 0, 2]
+    assert load.think_time[3:].tolist() == [2.0, 2.5, 7.5]
+    assert load.waits[1].tolist() == [0, 0, 1]
+    assert "2 sessions: 3 requests wait for the answer before them" in found.notes
+    assert load_trace(path, columns=names).digest == load.digest
+
+
+def test_without_durations_each_request_of_a_chat_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(CHATS)
+    load = load_trace(path, columns={"session": "chat"})
+    assert load.arrival.tolist() == [0.0, 1.0, 4.0, 4.5, 9.0, 10.0]
+    assert load.session.tolist() == [0, 1, 0, 0, 1, -1]
+    assert head(load, 3).arrival.tolist() == [0.0, 1.0, 4.0]
+    assert any("2 sessions, of which each request keeps its time" in note for note in load.notes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"sesion": "chat"}, "unknown column 'sesion': did you mean 'session'"),
+        ({"session": "chats"}, "unknown column of the file 'chats': did you mean 'chat'"),
+        ({"duration": "latency_ms"}, "name the session, too"),
+        ({"session": "chat", "duration": "limit"}, "in which unit"),
+    ],
+)
+def test_named_columns_of_a_log_that_cannot_be(tmp_path: Path, columns: dict[str, str], says: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(CHATS)
+    for read in (lambda: import_logs([path], columns), lambda: load_trace(path, columns=columns)):
+        with pytest.raises(InputError, match=says):
+            read()
 
 
 @pytest.mark.parametrize(

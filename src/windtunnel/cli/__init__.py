@@ -140,7 +140,8 @@ def _function(where: str) -> Callable[..., int | None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; nothing that a user can mend ends in a traceback."""
-    words = [long(text) for text in (sys.argv[1:] if argv is None else argv)]
+    typed = sys.argv[1:] if argv is None else list(argv)
+    words = [long(text) for text in typed]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
@@ -154,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or DONE
     except (KeyboardInterrupt, SystemExit, InputError, CycloptsError, OSError) as error:
-        return _ended(error)
+        return _ended(error, typed)
 
 
 def _warned() -> Callable[..., None]:
@@ -170,8 +171,8 @@ def _warned() -> Callable[..., None]:
     return show
 
 
-def _ended(error: BaseException) -> int:
-    """The exit code for what stopped the command, and a line that says it."""
+def _ended(error: BaseException, typed: Sequence[str]) -> int:
+    """The exit code for what stopped the command, and a line that says it, in the words that were typed."""
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):  # rich exits after it
         _drop_output()
         return DONE
@@ -182,7 +183,7 @@ def _ended(error: BaseException) -> int:
         return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}", WRONG)
     if isinstance(error, SystemExit):
         return _complain(f"a file of yours ends the program (sys.exit({error.code})): leave that out", WRONG)
-    return _complain(_cause(error), WRONG)
+    return _complain(_cause(error, typed), WRONG)
 
 
 def _drop_output() -> None:
@@ -195,7 +196,7 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException, typed: Sequence[str]) -> str:
     """Our message, if a check of ours stopped the parser; else the parser's."""
     cause: BaseException | None = error
     while cause is not None:
@@ -205,7 +206,9 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, UnusedCliTokensError):
         return _left_over(error)
     if isinstance(error, RepeatArgumentError):
-        return f"{error.token.keyword}{f' {error.token.value}'.rstrip()}: given twice: leave one out"
+        flags = (text.partition("=")[0] for text in reversed(typed))
+        flag = next((flag for flag in flags if long(flag) == error.token.keyword), error.token.keyword)
+        return f"{flag}{f' {error.token.value}'.rstrip()}: given twice: leave one out"
     return str(error).rstrip(".")
 
 
@@ -214,4 +217,8 @@ def _left_over(error: UnusedCliTokensError) -> str:
     words, given = error.unused_tokens or [], list(error.root_input_tokens or [])
     before = given[: given.index(words[0])] if words and words[0] in given else []
     flag = next((f" after {word}" for word in reversed(before) if word.startswith("--")), "")
+    from windtunnel.workload.builtin import builtin_names
+
+    if traces := [f"--trace {word}" for word in words if word in builtin_names()]:
+        return f"unexpected {' '.join(words)}{flag}: a trace is given as {traces[0]}"
     return f"unexpected {' '.join(words)}{flag}: leave {'it' if len(words) == 1 else 'them'} out"

@@ -151,7 +151,8 @@ def import_logs(
     out
         The file to write: NAME.parquet or NAME.jsonl.
     columns
-        Where the guess is wrong: arrival=ts,prompt_tokens=in,output_tokens=out; dots for nested keys.
+        Where the guess is wrong: arrival=ts,prompt_tokens=in,output_tokens=out; dots for nested keys. Also
+        session=chat_id,duration=latency_ms: turns wait for the answer before them; max_tokens, priority.
     jitter
         Spread requests that share a time over this many seconds.
     dates

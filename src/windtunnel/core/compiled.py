@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from llvmlite.binding import parse_assembly
+from llvmlite.binding import Linkage, parse_assembly, parse_bitcode
 from numba import config, types
 from numba.core.cgutils import normalize_ir_text
 from numba.core.codegen import JITCodeLibrary
@@ -21,7 +21,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
 from numba.core.typed_passes import AnnotateTypes
 
-from windtunnel.core.kernels import KeptCode
+from windtunnel.core.kernels import KeptCode, give_back_memory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,8 +43,19 @@ class Unoptimised(JITCodeLibrary):
         self.add_llvm_module(parse_assembly(normalize_ir_text(str(ir_module))))
 
     def finalize(self) -> None:
-        """Nothing is linked here."""
+        """Nothing is linked here: what is left is kept as a string of bits, a tenth of the module."""
+        module = self._final_module
+        for function in module.functions:
+            if not function.is_declaration and function.linkage == Linkage.external:
+                function.linkage = Linkage.linkonce_odr
+        self._bits = module.as_bitcode()
+        self._final_module = None
+        module.close()
         self._finalized = True
+
+    def _get_module_for_linking(self) -> Any:
+        """A module that its caller may keep."""
+        return parse_bitcode(self._bits)
 
     def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
         """None: 0."""
@@ -73,6 +84,12 @@ class Linked(JITCodeLibrary):
         del found[self]
         self._linking_libraries = list(reversed(found))
         super().finalize()
+
+    def serialize_using_object_code(self) -> tuple[str, str, Any]:
+        """What numba keeps of the code, without the three quarters that are for others to link it into theirs, which
+        nobody does: of its functions only the names are left, which numba looks up."""
+        lines = [f'define void @"{each.name}"() {{ unreachable }}' for each in self.get_defined_functions()]
+        return self.name, "object", (self._get_compiled_object(), parse_assembly("\n".join(lines)).as_bitcode())
 
 
 class UseLibrary(LoweringPass):
@@ -106,6 +123,7 @@ class UseLinked(UseLibrary):
 
 
 NEEDLESS = {
+    "annotate_types",
     "dump_parfor_diagnostics",
     "find_literally",
     "inline_closure_likes",
@@ -134,6 +152,12 @@ class InnerCompiler(CompilerBase):
         manager.passes = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
         manager.finalize()
         return [manager]
+
+    def _compile_core(self) -> Any:
+        """Types of variables are not needed any more: of 250 functions they take 50 MB."""
+        made = super()._compile_core()
+        made.fndesc.typemap = made.fndesc.calltypes = None
+        return made
 
 
 class EntryCompiler(InnerCompiler):
@@ -201,6 +225,7 @@ def _collecting(compile_for: Callable[..., Any]) -> Callable[..., Any]:
         if gc.get_freeze_count() > 0:  # somebody else's, and to stay so
             return compile_for(*signature)
         thresholds = gc.get_threshold()
+        give_back_memory()
         gc.freeze()
         gc.set_threshold(COLLECTED_EVERY, *thresholds[1:])
         try:

@@ -259,7 +259,7 @@ def occupied(state: State, pool: Pool, i: int) -> int:
 
 
 def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
-    """Whether a request of another lane gets memory in lane ``i``, which keeps so many tokens for each."""
+    """Whether a request of another lane gets memory in lane ``i``, which keeps this many tokens for each."""
     scheduler, state = seen_by(state, pool)
     return bool(scheduler.may_stage(state, pool, i, r, reserved))
 

@@ -6,6 +6,7 @@ or not; an edit elsewhere leaves it as it is, and so it does in another schedule
 the entry's file, which misses edits of what it calls in other files.
 """
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -25,7 +26,6 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from llvmlite.binding import parse_assembly, parse_bitcode
 from numba import types
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
@@ -159,9 +159,10 @@ class KeptCode(_Cache):
         """Keep what has been compiled, if there is room; otherwise it is compiled again the next time."""
         path = self._path(sig, data.codegen)
         if path is not None and not data.library.has_dynamic_globals:
-            library, *middle, _types, starts, environments = data._reduce()
+            *code, _types, starts, environments = data._reduce()
             with suppress(OSError):
-                _write(path, dumps((sig, (_machine_code(library), *middle, "", starts, environments))))
+                _write(path, dumps((sig, (*code, "", starts, environments))))
+        give_back_memory()
         LOG.info("")
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:
@@ -178,15 +179,11 @@ class KeptCode(_Cache):
         """There is nothing to forget: another source, another file."""
 
 
-def _machine_code(library: tuple[str, str, Any]) -> tuple[str, str, Any]:
-    """What numba keeps of an entry's code, without the three quarters that are for others to link it into theirs, which
-    nobody does: of its functions only the names are left, which numba looks up."""
-    name, kind, data = library
-    if kind != "object":
-        return library
-    whole = parse_bitcode(data[1])
-    lines = [f'define void @"{each.name}"() {{ unreachable }}' for each in whole.functions if not each.is_declaration]
-    return name, kind, (data[0], parse_assembly("\n".join(lines)).as_bitcode())
+def give_back_memory() -> None:
+    """What this process has freed goes back to the system, where the C library (glibc) can: 40 MB that reading kernels
+    has left, and as much again that LLVM leaves."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -194,7 +191,7 @@ def _write(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
         file.write(content)
     Path(file.name).replace(path)
-    with suppress(FileNotFoundError):  # another process makes room, too
+    with suppress(FileNotFoundError):  # another process also makes room
         for _, old in sorted((kept.stat().st_mtime_ns, kept) for kept in path.parent.glob("*.kernel"))[:-KEPT]:
             old.unlink(missing_ok=True)
 

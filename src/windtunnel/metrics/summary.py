@@ -145,6 +145,7 @@ def summary(
     slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
     window = window_of(run, steps.ends, exclude_warmup)
+    used, shares = usage(steps, window), time_share(steps)  # before the gaps of all tokens are held
     requests, metrics = run.requests, request_metrics(run.requests)
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
@@ -153,7 +154,6 @@ def summary(
     outputs, prompts = output_tokens(steps, window), _prompt_tokens(steps, window)
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
-    used, shares = usage(steps, window), time_share(steps)
     admitted = arrived & ~np.isnan(requests.scheduled)
     pools = run.manifest["pools"]
     return Summary(

@@ -25,6 +25,8 @@ MEMORY = "weights", "kv_cache"
 """What sleeps of a replica at levels 1 and 2, by vLLM's tags (v1/executor/abstract.py)."""
 ABORT = "abort"
 """Why a request ends whose engine goes to sleep, in vLLM's words."""
+WAIT = "wait"
+"""How an engine sleeps whose running requests end before, in vLLM's words."""
 KEEP = "keep"
 """How an engine sleeps whose requests go on afterwards, in vLLM's words."""
 
@@ -172,13 +174,15 @@ class Engine:
         no block is cached.
 
         ``mode``: abort ends all requests with the tokens that they have, in the engines with their next step; wait lets
-        them end by themselves; keep lets them go on after the sleep, above level 0 with their KV to be computed again.
-        Raises RefusedError for that in prefill and decode pools.
+        those end that run, and the queue of vLLM's v1 engine waits for the end of the sleep (PAUSED_NEW of
+        v1/core/sched/scheduler.py); keep lets all go on after the sleep, above level 0 with their KV to be computed
+        again. Raises RefusedError for that in prefill and decode pools.
         """
         if mode == KEEP and level and self.deployment.deployment.disaggregated:
             raise RefusedError("mode=keep: prefill and decode pools keep no requests without memory: use abort or wait")
         async with self._one:
             self.awake.clear()
+            self.engine.admit(mode != WAIT or self.deployment.deployment.disaggregated)
             if mode == KEEP:
                 self._frozen = True
             else:
@@ -186,14 +190,17 @@ class Engine:
             if mode == ABORT:
                 self._abort()
             await self._come_to_rest()
+            self._frozen |= mode == WAIT and bool(self._streams)
+            self.engine.admit(True)
             if level and not self._asleep:
                 self._lose_memory(MEMORY)
             self.sleep_level = level
 
     async def release_kv_cache(self) -> None:
-        """Lose the KV memory alone, after a sleep at level 0. Raises RefusedError where vLLM's engines do."""
+        """Lose the KV memory alone, after a sleep at level 0; who was kept computes it again. Raises RefusedError where
+        vLLM's engines do, and for who was kept in prefill and decode pools."""
         async with self._one:
-            if self.awake.is_set() or self._streams:
+            if self.awake.is_set() or (self._streams and self.deployment.deployment.disaggregated):
                 raise RefusedError("release_kv_cache_memory() requires a completed pause first")
             if self._asleep:
                 raise RefusedError("release_kv_cache_memory() requires all executor memory to be resident")

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from windtunnel.errors import unknown
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate
-from windtunnel.serve.engine import ABORT, KEEP, MEMORY, Engine
+from windtunnel.serve.engine import ABORT, KEEP, MEMORY, WAIT, Engine
 from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.kv.texts import Names, Served, Texts
 from windtunnel.serve.log import Log
@@ -288,7 +288,7 @@ class Front:
 
     async def sleep(self, request: Request) -> Response:
         """/sleep. Raises RefusedError for what vLLM does not know."""
-        asked = _parameters(request, {"level": ("0", "1", "2"), "mode": (ABORT, "wait", KEEP)})
+        asked = _parameters(request, {"level": ("0", "1", "2"), "mode": (ABORT, WAIT, KEEP)})
         level, mode = (asked.get(name, [default])[-1] for name, default in (("level", "1"), ("mode", ABORT)))
         await self.engine.sleep(int(level), mode)
         return JSONResponse({"status": "sleeping", "level": int(level)})

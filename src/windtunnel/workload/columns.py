@@ -60,7 +60,7 @@ class Workload:
     """How many tokens at the beginning of each prompt are the same whenever its session is played: tools and system
     prompt. Only AgentX asks. None: not known, taken as 0."""
     lanes: int = 0
-    """At most so many sessions in play: one takes a place with its first release and gives it back when all its rows
+    """At most this many sessions in play: one takes a place with its first release and gives it back when all its rows
     have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
     """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""

@@ -10,7 +10,7 @@ import csv
 import io
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,8 +47,7 @@ def read_table(data: bytes) -> Table:
     Raises InputError for rows with too few or too many cells, and when there is no row below the header.
     """
     names, comma = header(data), delimiter(data)
-    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise InputError(f"column {twice[0]!r}: stands twice in the header: rename one")
+    check_names(names)
     body = data.partition(b"\n")[2]
     if b"\r" in body:
         body = body.replace(b"\r\n", b"\n")
@@ -59,6 +58,12 @@ def read_table(data: bytes) -> Table:
         cells = body.replace(b"\n", comma.encode()).split(comma.encode())
         return {name: cells[index :: len(names)] for index, name in enumerate(names)}
     return _read_carefully(body, names, comma)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises InputError for a column that stands twice."""
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise InputError(f"column {twice[0]!r}: stands twice in the header: rename one")
 
 
 def _is_rectangular(body: bytes, width: int, comma: int) -> bool:
@@ -162,8 +167,9 @@ def read_named(table: Table, names: Mapping[str, str]) -> Columns:
             raise unknown("column", ours, (*OWN, *OWN_MORE, MILLISECONDS))
         if theirs not in table:
             raise unknown("column of the file", theirs, table)
+    names = {**{ours: ours for ours in OWN if ours not in names}, **names}
     for ours in OWN:
-        if ours not in names:
+        if names[ours] not in table:
             raise InputError(f"columns: {ours} is missing: say which column holds it, {ours}=…")
     found: Columns = {ours: _own({ours: table[theirs]}, ours) for ours, theirs in names.items()}
     notes: list[str] = []
@@ -192,7 +198,8 @@ def wall_clock(cells: list[bytes]) -> Floats:
             raise ValueError
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of other time zones
-            moments = np.array(cells, dtype="S").astype("datetime64[ns]")
+            # As text: from many bytes numpy 2 casts without Python's lock, and an error there ends the process.
+            moments = np.array(cells, dtype="S").astype("U").astype("datetime64[ns]")
     except (ValueError, Warning):
         raise bad_cell(cells, "TIMESTAMP", _moment, "a time such as 2023-11-16 18:17:03.9799600 (UTC)") from None
     row = first(np.isnat(moments))

@@ -8,13 +8,14 @@ runs in the background.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from windtunnel.errors import InputError
-from windtunnel.workload.rules import Integers, first, turns
+from windtunnel.workload.rules import Floats, Integers, first, turns
 
 Edges = tuple[Integers, Integers]
 """For each row those it waits for, as (offsets [n + 1], rows)."""
@@ -28,6 +29,26 @@ def chains(session: Integers) -> Edges:
     before[follow[parents]] = parents
     waits = before >= 0
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(waits)]), before[waits]
+
+
+def by_times(session: Integers, arrival: Floats, ends: Floats) -> tuple[list[list[int]], Floats]:
+    """Whom each request of a log waits for, of rows in the order of arrival: the one of its session whose end, s, was
+    the last before its arrival; and its think time, s, from there. Requests that overlap wait for the same one.
+    """
+    open_ones: dict[int, list[tuple[float, int]]] = {}
+    last: dict[int, tuple[float, int]] = {}
+    after: list[list[int]] = [[] for _ in session]
+    think = np.zeros(len(session))
+    for row, (number, at, end) in enumerate(zip(session.tolist(), arrival.tolist(), ends.tolist(), strict=True)):
+        if number < 0:
+            continue
+        under_way = open_ones.setdefault(number, [])
+        while under_way and under_way[0][0] <= at:
+            last[number] = heappop(under_way)
+        if number in last:
+            after[row], think[row] = [last[number][1]], at - last[number][0]
+        heappush(under_way, (end, row))
+    return after, think
 
 
 def edges(after: Edges | Sequence[Sequence[int] | None] | None, session: Integers) -> Edges | None:

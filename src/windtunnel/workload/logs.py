@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json
+from windtunnel.workload import graph
 from windtunnel.workload.columns import Workload
+from windtunnel.workload.csv_traces import check_names
 from windtunnel.workload.transforms import spread
 
 Row = dict[str, Any]
@@ -42,10 +44,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "output_token_count", "candidates_token_count", "token_count_completion", "tokens_completion",
         "response_tokens", "generated_tokens", "eval_count", "output_sequence_length_value", "res_units",
     ),
-    "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
 }  # fmt: skip
 """Our column → names it has elsewhere, the most telling first; also as the last part of a nested name."""
 NEEDED = ("arrival", "prompt_tokens", "output_tokens")
+CHOSEN = ("arrival_ms", "max_tokens", "priority", "session", "duration", "think_time")
+"""More of our columns, which are only read where they are named: what they mean cannot be guessed from a word."""
 STATUS = ("status_code", "http_status", "response_status", "status")
 UNITS = ((1e17, 1e-9, "ns"), (1e14, 1e-6, "µs"), (1e11, 1e-3, "ms"), (-np.inf, 1.0, "s"))
 """Times above this are in that unit: factor to seconds, and its name."""
@@ -97,7 +100,10 @@ def import_logs(
 
     Args:
         paths: CSV with any separator, JSON lines, a JSON array or document, OTLP JSON; .gz too.
-        columns: our column → the log's, where the guess is wrong.
+        columns: our column → the log's, where the guess is wrong. Also ``arrival_ms``, ``max_tokens`` (at least the
+            output's), ``priority``, ``session`` (any text), and ``duration`` (its name ends in its unit, ``_ms``). With
+            both, a turn waits for the last one of its session that had ended before it; with ``think_time`` in s, for
+            the one before; with the session alone, each request keeps its time.
         jitter: seconds over which requests that share a time are spread.
         dates: ``dmy`` or ``mdy``, where days and months are written as 10/11/2026.
 
@@ -113,6 +119,8 @@ def import_logs(
         why = "; ".join(f"{count:,} {reason}" for reason, count in dropped.most_common(3))
         raise InputError(f"none of {len(rows):,} rows is a request: {why}: name other columns with --columns")
     times, unit = _seconds([row[found["arrival"]] for row in kept], dates)
+    if "arrival_ms" in (columns or {}):
+        times, unit = np.array([float(row[found["arrival"]]) / 1000 for row in kept]), "ms"
     order = np.argsort(times, kind="stable")
     arrival, notes = times[order] - times.min(), [f"times in {unit}"]
     if (np.diff(times) < 0).any():
@@ -121,10 +129,9 @@ def import_logs(
         arrival = spread(arrival, jitter, np.random.default_rng(0))
     elif len(arrival) > 1 and len(np.unique(arrival)) < len(arrival) and (arrival == np.round(arrival)).all():
         notes.append("all times are whole seconds, which makes bursts: windtunnel trace import --jitter 1 spreads them")
-    numbers: dict[str, Any] = {
-        name: [int(float(kept[place][found[name]])) for place in order] for name in ("prompt_tokens", "output_tokens")
-    }
-    workload = Workload.from_columns(arrival=arrival.tolist(), name=Path(paths[0]).name.split(".")[0], **numbers)
+    kept = [kept[place] for place in order]
+    more = _more(kept, found, arrival, notes)
+    workload = Workload.from_columns(arrival=arrival.tolist(), name=Path(paths[0]).name.split(".")[0], **more)
     return Imported(workload, found, len(rows), dict(dropped), first, tuple(notes))
 
 
@@ -191,7 +198,9 @@ def _table(path: Path, text: str) -> Iterator[Row]:
     separator = max(",;\t|", key=head.count)
     if not head.count(separator):
         raise InputError(f"{str(path)!r}: its first line is no header of columns and no JSON")
-    for row in csv.DictReader(io.StringIO(text), delimiter=separator):
+    table = csv.DictReader(io.StringIO(text), delimiter=separator)
+    check_names(table.fieldnames or ())
+    for row in table:
         yield {str(key): value for key, value in row.items() if key is not None}
 
 
@@ -225,14 +234,20 @@ def _columns(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     keys = list(dict.fromkeys(key for row in rows[:1000] for key in row))
     if "hash_ids" in keys:
         raise InputError("has hash_ids: is a trace, not a log: give it to --trace as it is")
+    for ours, theirs in given.items():
+        if ours not in (*NEEDED, *CHOSEN):
+            raise unknown("column", ours, (*NEEDED, *CHOSEN))
+        if theirs not in keys:
+            raise unknown("column of the file", theirs, keys)
     found = {}
     for name in NEEDED:
-        chosen = given.get(name) or _match(keys, NAMES[name])
-        if chosen is None or chosen not in keys:
+        chosen = given.get(name) or (name == "arrival" and given.get("arrival_ms")) or _match(keys, NAMES[name])
+        if chosen is None:
             shown = ", ".join(keys[:20])
             likely = _likely(rows[0], name) or "NAME"
             raise InputError(f"which column is {name}? add --columns {name}={likely}; there are {shown}")
         found[name] = chosen
+    found |= {ours: given[ours] for ours in CHOSEN if ours in given and ours != "arrival_ms"}
     if status := _match(keys, STATUS):
         found["status"] = status
     return found
@@ -273,10 +288,9 @@ def _plain(key: str) -> str:
 def _usable(rows: Sequence[Row], found: Mapping[str, str]) -> tuple[list[Row], Counter[str], int | None]:
     """Rows with a time and tokens both ways, why the others are none, and the first of those."""
     kept, dropped, first = list[Row](), Counter[str](), None
+    checked = [name for name in (*NEEDED, "max_tokens", "priority", "duration", "think_time") if name in found]
     for number, row in enumerate(rows, 1):
-        reason = next(
-            filter(None, (_wrong(row, name, found) for name in ("arrival", "prompt_tokens", "output_tokens"))), ""
-        )
+        reason = next(filter(None, (_wrong(row, name, found) for name in checked)), "")
         if not reason:
             kept.append(row)
             continue
@@ -288,15 +302,69 @@ def _usable(rows: Sequence[Row], found: Mapping[str, str]) -> tuple[list[Row], C
 
 def _wrong(row: Row, name: str, found: Mapping[str, str]) -> str:
     value = row.get(found[name])
-    if value is None or (isinstance(value, str) and value.strip().lower() in ("", "null", "none", "nan", "-")):
-        return f"without {name}"
+    if _blank(value):
+        return "" if name == "max_tokens" else f"without {name}"
     if name == "arrival":
         return ""
     try:
-        tokens = float(value)
+        amount = float(str(value))
     except (TypeError, ValueError):
         return f"whose {name} is no number"
-    return f"with {tokens:g} {name}" if not tokens >= 1 or tokens != int(tokens) else ""
+    if name in ("duration", "think_time"):
+        return "" if 0 <= amount < np.inf else f"with {amount:g} {name}"
+    whole = amount.is_integer()
+    return "" if whole and (amount >= 1 or name == "priority") else f"with {amount:g} {name}"
+
+
+def _blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() in ("", "null", "none", "nan", "-"))
+
+
+def _more(rows: Sequence[Row], found: Mapping[str, str], arrival: np.ndarray, notes: list[str]) -> dict[str, Any]:
+    """The columns beside the times, of rows in the order of their times."""
+    columns: dict[str, Any] = {
+        name: [int(float(row[found[name]])) for row in rows]
+        for name in ("prompt_tokens", "output_tokens", "priority")
+        if name in found
+    }
+    if "max_tokens" in found:
+        said = [row.get(found["max_tokens"]) for row in rows]
+        columns["max_tokens"] = [
+            tokens if _blank(limit) else max(int(float(str(limit))), tokens)
+            for limit, tokens in zip(said, columns["output_tokens"], strict=True)
+        ]
+    if "session" in found:
+        names: dict[str, int] = {}
+        keys = [row.get(found["session"]) for row in rows]
+        session = np.array([-1 if _blank(key) else names.setdefault(str(key), len(names)) for key in keys])
+        columns["session"] = session
+        if "think_time" in found:
+            columns["think_time"] = [float(row[found["think_time"]]) for row in rows]
+        elif "duration" in found:
+            factor = _unit_of(found["duration"])
+            ends = arrival + factor * np.array([float(row[found["duration"]]) for row in rows])
+            columns["after"], columns["think_time"] = graph.by_times(session, arrival, ends)
+            later = sum(map(bool, columns["after"]))
+            notes.append(f"{len(names):,} sessions: {later:,} requests wait for the answer before them")
+        else:
+            columns["after"] = [[] for _ in rows]
+            notes.append(
+                f"{len(names):,} sessions, of which each request keeps its time: with --columns duration=NAME, turns "
+                "wait for the answer before them"
+            )
+    elif "duration" in found:
+        raise InputError("duration: only tells which turns of a session wait: name the session, too, session=NAME")
+    return columns
+
+
+def _unit_of(name: str) -> float:
+    """Seconds of one unit of a column of durations, by the end of its name."""
+    for endings, factor in ((("ms", "millis", "milliseconds"), 1e-3), (("us", "µs"), 1e-6), (("ns", "nano"), 1e-9)):
+        if _plain(name).split("_")[-1] in endings:
+            return factor
+    if _plain(name).split("_")[-1] in ("s", "sec", "secs", "seconds"):
+        return 1.0
+    raise InputError(f"duration={name}: in which unit? rename the column so that it ends in _s, _ms, _us or _ns")
 
 
 def _seconds(values: Sequence[Any], dates: str | None) -> tuple[np.ndarray, str]:

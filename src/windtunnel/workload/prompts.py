@@ -164,7 +164,7 @@ def _hashes(blocks: Integers, prefix: Integers, prefix_blocks: int, owner: Integ
 
 
 def with_images(workload: Workload, count: int, tokens: int) -> Workload:
-    """So many images of so many tokens before each prompt, no two alike.
+    """Images before each prompt, as many and as long as given, no two alike.
 
     Raises InputError if prompts share text, since it is not known which images are part of it.
     """

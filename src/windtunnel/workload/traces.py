@@ -12,7 +12,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.files import parse_json
-from windtunnel.workload import csv_traces, graph, json_traces, own_files
+from windtunnel.workload import csv_traces, graph, json_traces, logs, own_files
 from windtunnel.workload.agents import aiperf, guidellm, messages, weka
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
@@ -77,7 +77,10 @@ def load_trace(
     """
     source = Path(path)
     try:
-        found = _read_named(source, columns) if columns else _trace_or_log(source, format, hash_block_size, answers)
+        if columns:
+            found = _named_or_log(source, columns, timed=arrivals is None)
+        else:
+            found = _trace_or_log(source, format, hash_block_size, answers)
         found.setdefault("name", source.name.partition(".")[0] or source.stem)
         if max_concurrency is not None:
             found["max_concurrency"] = max_concurrency
@@ -122,17 +125,35 @@ def _trace_or_log(path: Path, wanted: str | None, hash_block_size: int | None, a
     except NoTrace:
         if wanted is not None:
             raise
-        from windtunnel.workload import logs
-
         try:
             found = logs.import_logs([path])
         except InputError:
             pass
         else:
-            read = found.workload
-            lengths = {"prompt_tokens": read.prompt_tokens, "output_tokens": read.output_tokens}
-            return {"arrival": read.arrival, **lengths, "notes": found.said}
+            return _of_log(found)
         raise
+
+
+def _named_or_log(path: Path, names: Mapping[str, str], *, timed: bool) -> Columns:
+    """The named columns as they are, if every row has them and, where ``timed``, is in order; else as a log's, whose
+    sessions say when their turns came and not how long their users thought."""
+    try:
+        if "duration" in names or ("session" in names and "think_time" not in names):
+            raise InputError("is a log")
+        found = _read_named(path, names)
+        if timed and "arrival" in found:
+            check_sorted(found["arrival"], np.arange(len(found["arrival"])))
+    except NoTrace:
+        raise
+    except InputError:
+        found = {}
+    if found and ("arrival" in found or not timed):
+        return found
+    return _of_log(logs.import_logs([path], names))
+
+
+def _of_log(found: logs.Imported) -> Columns:
+    return {**found.workload.columns(), "after": found.workload.after, "notes": found.said}
 
 
 def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: str) -> Columns:

@@ -162,12 +162,15 @@ def _numbered_on(numbers: Integers, times: int) -> Integers:
 
 
 def head(workload: Workload, count: int) -> Workload:
-    """The first ``count`` requests; a session counts where its first turn stands, followed by its other turns."""
+    """The first ``count`` requests; a session whose turns wait for each other counts where its first one stands,
+    followed by its other turns.
+    """
     if count < 1:
         raise InputError(f"num_prompts={count}: must be ≥ 1")
     if count >= len(workload):
         return workload
-    order = np.argsort(_first_turns(workload), kind="stable")
+    all_by_clock = not np.isnan(workload.arrival).any() and not workload.lanes
+    order = np.arange(len(workload)) if all_by_clock else np.argsort(_first_turns(workload), kind="stable")
     return workload.take(np.sort(order[:count]))
 
 
@@ -195,7 +198,7 @@ def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
 
 
 def with_lanes(workload: Workload, lanes: int) -> Workload:
-    """These requests with at most so many sessions in play; 0: any number.
+    """These requests with at most this many sessions in play; 0: any number.
 
     Raises InputError where no request belongs to a session.
     """

@@ -214,6 +214,7 @@ def _ranking(answer: SearchResult) -> "Table":
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     target = isinstance(answer.objective, LeastForRate)
     told = answer.objective.unit in (*COLUMNS, answer.question.unit)
+    limited = target and any(entry.held and entry.held.margins for entry in answer.ranking)
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
@@ -228,11 +229,11 @@ def _ranking(answer: SearchResult) -> "Table":
                 dollars(cost),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
-                *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
+                *([percent(entry.held.stretch) if entry.held else "–"] if limited else []),
             )
         )
     columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
-    heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
+    heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if limited else []))]
     return table(heads, rows, left=1 + len(axes))
 
 
@@ -254,7 +255,7 @@ def _facts(answer: SearchResult, advice: Advice) -> "Table":
     """What a reader needs before signing."""
     held, target = advice.entry.held, isinstance(answer.objective, LeastForRate)
     rows = [("goal", goal(answer.question))]
-    if target and held is not None:
+    if target and held is not None and held.margins:
         limits = [margin for margin in held.margins if margin.name != TIGHTEST]
         nearest = max(limits, key=lambda margin: margin.stretch, default=None)
         rows.append(("headroom", f"{percent(1 - held.stretch)}{f' ({describe(nearest)})' if nearest else ''}"))

@@ -371,12 +371,23 @@ class Live(Service):
         finally:
             self.fleet = fleet
 
+    def admit(self, new: bool) -> None:
+        """Whether replicas of vLLM's v1 engine admit who waits there, or only let go on who runs."""
+        pools: Any = self.state.pools
+        if "admits_below" in pools.dtype.names:
+            pools["admits_below"] = pools["max_num_seqs"] if new else 0
+
     def go_on_at(self, time: float) -> None:
         """No decision was made for a while before ``time``, and none will have been."""
         self.now = max(self.now, time)
-        groups = self.state.groups
+        groups, lanes = self.state.groups, self.state.lanes
         busy = groups["bound"] < np.inf
         groups["now"][busy] = np.maximum(groups["now"][busy], self.now)
+        left = np.unique(lanes["group"][lanes["waiting"] > 0])
+        left = left[~busy[left]]  # nobody was admitted when the last one ended
+        groups["now"][left] = groups["bound"][left] = self.now
+        groups["released"][left] = 0
+        lanes["released"][np.isin(lanes["group"], left)] = 0
         reorder(groups, self.order)
         if len(self.state.there):
             self._open_door(self.now)

@@ -86,7 +86,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     """
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
-        pool["max_num_seqs"] = policy.max_num_active_seqs or limits.max_num_seqs
+        pool["max_num_seqs"] = pool["admits_below"] = policy.max_num_active_seqs or limits.max_num_seqs
         pool["watermark_blocks"] = policy.watermark_blocks(limits)
         pool["by_priority"] = policy.admission_order == "priority"
         pool["evict_worst"] = policy.victim == "lowest_priority"
@@ -479,7 +479,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         if admission.head_tokens(pool, lane, requests, *asks) != 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
-    joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
+    joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.admits_below
     return possible, tokens, joins
 
 
@@ -513,7 +513,7 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
             if admission.head_tokens(pool, lane, requests, *asks) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
-    return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs
+    return rounds, (lane.head == NONE or overtakes) and lane.running < pool.admits_below
 
 
 @part

@@ -172,7 +172,7 @@ def decodes(request: Row) -> bool:
 
 @part
 def gives_token(request: Row, computed: int) -> bool:
-    """Whether a request gets a token once so many of its tokens are computed."""
+    """Whether a request gets a token once this many of its tokens are computed."""
     return bool(computed >= request.prompt + request.generated + request.unknown)
 
 
@@ -191,7 +191,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Row, ends: int) ->
 
 @part
 def offer_known(pool: Pool, lane: Lane, request: Row, extra: Any, r: int, tokens: int) -> None:
-    """Others can find so many tokens of a request."""
+    """Others can find this many tokens of a request."""
     offer(pool, lane, extra.cache, r, tokens)
     request.certain = max(request.certain, tokens)
 

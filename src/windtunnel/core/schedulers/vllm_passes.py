@@ -222,7 +222,7 @@ def evict(
 @part
 def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, prefills: bool) -> None:
     """Take a victim's tokens out of the step, or leave them there as a chunk of a request that is gone (vLLM ≤ 0.10,
-    a flaw: they count as computed, too)."""
+    a flaw: they also count as computed)."""
     k = 0
     while k < lane.chunks and seats[SEQUENCE, k] < request.sequence:
         k += 1

@@ -158,7 +158,7 @@ def holders_first(stores: Stores, lane: Lane, requests: Array) -> None:
 @compiled
 def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, budget: int) -> int:
     """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES."""
-    r, closed = lane.head, budget <= 0 or lane.running >= pool.max_num_seqs
+    r, closed = lane.head, budget <= 0 or lane.running >= pool.admits_below
     if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:
         return COMPUTES
     request = requests[r]
@@ -224,7 +224,7 @@ def take_held(pool: Pool, lane: Lane, request: Request, stores: Stores, r: int) 
 
 
 # Requests that come with their KV from another lane. The engine's MultiConnector has the first connector load that has
-# something, which is that of the hand-over, and asks and tells the stores, too.
+# something, which is that of the hand-over, and also asks and tells the stores.
 
 
 @part
@@ -245,7 +245,7 @@ def note_staged(pool: Pool, lane: Lane, stores: Any, request: Request, r: int) -
 
 @part
 def note_unstaged(pool: Pool, lane: Lane, stores: Any, request: Request) -> None:
-    """It has it no longer, or a seat, too."""
+    """It no longer has it, or it also has a seat."""
     if stores is not None and lane.ports > 0:
         lane.kv_reserved -= missing_blocks(pool, request)
 

@@ -22,7 +22,7 @@ from windtunnel.deployment import Pool, preset, stage_pools
 from windtunnel.deployment.engine import GATHERED
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.database import find_systems, own_systems
+from windtunnel.perf.database import find_systems, own_systems, release_what_was_read
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
@@ -36,7 +36,7 @@ from windtunnel.perf.user_kernels import databases
 
 EVERY = "every"
 Ask = Callable[[int], KernelTimes]
-"""Times with so many tokens for each request."""
+"""Times with this many tokens for each request."""
 
 
 def tabulate(
@@ -103,6 +103,7 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
     host = host_tables(source, pool, ax.max_num_seqs, corrections)
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
+    release_what_was_read()
     return Tabulated(
         times=total(splits.sources).times(*(work / ax.accepted for work in host)),
         sources={name: sums.times() for name, sums in splits.sources.items()},

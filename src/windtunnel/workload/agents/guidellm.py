@@ -14,7 +14,7 @@ from windtunnel.workload.agents.talk import Talks
 
 PROMPT, COUNT, OUTPUT = "prompt_", "prompt_tokens_count_", ("output_tokens_count_", "output_tokens_")
 HISTORIES = ("new", "last", "full")
-"""What a turn has of a parent: nothing, its prompt and answer, or all that it had before, too."""
+"""What a turn has of a parent: nothing, its prompt and answer, or also all that it had before."""
 
 
 def is_guidellm(row: Mapping[str, Any]) -> bool:

@@ -97,7 +97,7 @@ def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDAr
 
 
 def clear(cache: Cache, i: int, counts: tuple[int, int]) -> None:
-    """Nothing is kept in the blocks of lane ``i``, of which there are so many on the device and on the host."""
+    """Nothing is kept in the blocks of lane ``i``, of which there are this many on the device and on the host."""
     for k, count in zip((2 * i, 2 * i + 1), counts, strict=True):
         shelf: Any = cache.shelves[k : k + 1]
         first, slots, size = int(shelf["first"][0]), int(shelf["slots"][0]), int(shelf["mask"][0]) + 1

@@ -64,7 +64,7 @@ from windtunnel.policy.vllm_v0 import no_end, no_room_on_host, no_way_back, no_w
 
 SETTINGS = ("chunked_prefill", "swaps", "num_cpu_blocks", "max_num_partial_prefills", "max_long_partial_prefills")
 TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
-"""Fields of VllmV0 that a pool has, too."""
+"""Fields of VllmV0 that a pool also has."""
 
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "stages")),

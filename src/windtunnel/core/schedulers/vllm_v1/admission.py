@@ -59,7 +59,10 @@ def head_tokens(
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER or SET_ASIDE if the next
     may be. Who ``asks`` only whether equal steps follow takes no inputs: where it has any that is not certain."""
     r = lane.head
-    if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
+    seats = pool.admits_below
+    if stores is not None:  # who holds KV from one goes on, whoever else may begin
+        seats = pool.max_num_seqs if stores.rows[r].kept > 0 else seats
+    if r == NONE or budget <= 0 or lane.running >= seats:
         return 0
     request = requests[r]
     room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
@@ -178,7 +181,7 @@ def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adap
         return True
     if adapters is not None:
         count_adapters(lane, requests, seats, adapters)
-        return lane.running < pool.max_num_seqs and lacks_adapter(pool, lane, adapters, requests[lane.head])
+        return lane.running < pool.admits_below and lacks_adapter(pool, lane, adapters, requests[lane.head])
     return False
 
 
@@ -190,7 +193,7 @@ def set_aside(
 
     Returns them, linked by ``previous`` to the earlier ones (``aside``).
     """
-    while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
+    while lane.head != NONE and budget > 0 and lane.running < pool.admits_below:
         request, waits = requests[lane.head], False
         if drafts is not None:
             waits = bool(request.stale > 0 and pool.wait_for_output)

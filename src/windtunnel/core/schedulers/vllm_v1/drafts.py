@@ -181,7 +181,7 @@ def kv_of(request: Row) -> int:
 
 @part
 def offer_known(pool: Pool, lane: Lane, request: Row, cache: Any, r: int, tokens: int) -> None:
-    """Others can find so many tokens of a request."""
+    """Others can find this many tokens of a request."""
     if cache is not None:
         holding = cache.holdings[r]
         if holding.kept < holding.shared and tokens >= (holding.kept + 1) * pool.block_size:

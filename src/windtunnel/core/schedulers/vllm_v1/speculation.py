@@ -70,7 +70,7 @@ def marks_of(rates: tuple[float, ...]) -> list[int]:
 
 @part
 def blocks_ahead(pool: Pool, tokens: int) -> int:
-    """Blocks of a request with so many tokens, and of those beyond them that its drafter writes."""
+    """Blocks of a request with this many tokens, and of those beyond them that its drafter writes."""
     return blocks_of(pool, min(tokens + pool.lookahead, pool.max_model_len))
 
 
@@ -112,7 +112,7 @@ def mixed(x: int) -> int:
 
 @part
 def num_accepted(pool: Pool, drafts: Drafts, request: Request, r: int, place: int, count: int) -> int:
-    """How many of the first ``count`` drafts are right after so many tokens of an answer."""
+    """How many of the first ``count`` drafts are right after this many tokens of an answer."""
     if len(drafts.hits) > 0:
         return min(int(drafts.hits[drafts.first[r] + place]), count)
     drawn = mixed(mixed((drafts.seed[0] + request.id) & MASK) ^ mixed(place + 1))
@@ -124,7 +124,7 @@ def num_accepted(pool: Pool, drafts: Drafts, request: Request, r: int, place: in
 
 @part
 def num_proposed(pool: Pool, drafts: Drafts, request: Request, r: int) -> int:
-    """How many drafts a request has when so many of its tokens are known."""
+    """How many drafts a request has when this many of its tokens are known."""
     if len(drafts.proposals) > 0:
         return int(drafts.proposals[drafts.first[r] + request.generated])
     return pool.num_speculative_tokens
