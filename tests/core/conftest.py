@@ -17,6 +17,7 @@ PLAINLY = (
     "schedulers/test_sglang_overlap.py",
     "schedulers/test_sglang_radix.py",
     "schedulers/test_sglang_rules.py",
+    "schedulers/test_vllm_steady.py",
     "schedulers/vllm_v0/test_caching.py",
     "schedulers/vllm_v0/test_chunked.py",
     "test_theory_pipelines.py",

@@ -12,8 +12,8 @@ scheduler is a module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
-``seated``; where fields of requests are written late, ``show(state)``; where the real engine may die, ``check(state)`` raises
-the error, and ``check_end(state)`` what is wrong after the run. ``given_tokens`` and ``latest_end`` are for
+``seated``; where fields of requests are written late, ``show(state)``; where the real engine may die, ``check(state)``
+raises the error, and ``check_end(state)`` what is wrong after the run. ``given_tokens`` and ``latest_end`` are for
 ``core.live``, where not all decodes take part in each step.
 ``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """

@@ -260,17 +260,6 @@ def missing_blocks(pool: Pool, drafts: Any, request: Request, context: int, toke
 
 
 @part
-def begin_visit(pool: Pool, lane: Lane, drafts: Any) -> tuple[int, int, int]:
-    """(Places of the budget beside a request's tokens, the budget of those that are visited, the first of their seats):
-    those in the table of ``vllm_v1.steady`` are served already."""
-    if drafts is None:
-        return 0, pool.max_num_batched_tokens, 0
-    served = lane.steady * (1 + pool.num_speculative_tokens + pool.draft_slots)
-    first = lane.top if lane.running == lane.steady else 0
-    return pool.draft_slots, pool.max_num_batched_tokens - pool.draft_slots - served, first
-
-
-@part
 def visit_in_turn(
     pool: Pool,
     lane: Lane,
@@ -280,13 +269,17 @@ def visit_in_turn(
     drafts: Any,
     encoder: Any,
     most: int,
+    budget: int,
+    slots: int,
+    i: int,
     wants: Any,
     serve: Any,
     drop: Any,
 ) -> tuple[int, bool]:
-    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
-    how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    (slots, budget, i), preempted, skipped = begin_visit(pool, lane, drafts), False, 0
+    """Visit the seats from the ``i``-th on as the engine does: (the budget that is left, whether any request was
+    preempted). ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how
+    another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
+    preempted, skipped = False, 0
     for k in range(i, lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:
@@ -333,7 +326,22 @@ def schedule_in_turn(
     pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, encoder: Any, most: int
 ) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
-    found = visit_in_turn(pool, lane, requests, seats, extra, None, encoder, most, wanted_tokens, compute_chunk, evict)
+    found = visit_in_turn(
+        pool,
+        lane,
+        requests,
+        seats,
+        extra,
+        None,
+        encoder,
+        most,
+        pool.max_num_batched_tokens,
+        0,
+        0,
+        wanted_tokens,
+        compute_chunk,
+        evict,
+    )
     hold_back(pool, lane, requests, seats, extra, extra.pipe)
     return found
 

@@ -275,8 +275,22 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     if lane.steady > 0:
         serve_steady(state, pool, i, most)
     begin_inputs(pool, lane, extra.encoder)
+    served = lane.steady * (1 + pool.num_speculative_tokens + pool.draft_slots)
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, extra.drafts, extra.encoder, most, wanted_tokens, serve, evict
+        pool,
+        lane,
+        requests,
+        seats,
+        extra,
+        extra.drafts,
+        extra.encoder,
+        most,
+        pool.max_num_batched_tokens - pool.draft_slots - served,
+        pool.draft_slots,
+        lane.top if lane.running == lane.steady else 0,
+        wanted_tokens,
+        serve,
+        evict,
     )
     lane.pads = 1 - lane.prefills
     if not preempted and lane.head != NONE:
