@@ -38,7 +38,8 @@ def profile(
     Parameters
     ----------
     model
-        A name of windtunnel list models, or a config.json or its folder: layers of attention and a dense network.
+        A name of windtunnel list models, or a config.json or its folder: attention, also latent, and
+        networks in 16 or 8 bits, or experts in 16.
     output
         Folder of the profile.
     device_kind
