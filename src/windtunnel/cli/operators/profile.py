@@ -38,8 +38,7 @@ def profile(
     Parameters
     ----------
     model
-        A name of windtunnel list models, or a config.json or its folder: attention, also latent, and
-        networks in 16 or 8 bits, or experts in 16.
+        A name of windtunnel list models, or a config.json or its folder: attention and networks.
     output
         Folder of the profile.
     device_kind
