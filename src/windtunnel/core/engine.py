@@ -152,6 +152,9 @@ class Demand:
     at once."""
     measured: Measured | None = None
     """The window that counts, after a warm-up; None: all of the run."""
+    sample_of: Integers | None = None
+    """Of each row the first of the sequences of its request, which are rows one after the other and scheduled together:
+    that one arrives, and the others with it. None: every row is a request."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
     images: tuple[Integers, ...] | None = None
@@ -259,7 +262,10 @@ def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | 
 
 def arrivals_of(demand: Demand) -> Integers:
     """Requests that wait for no other one, as they come; with lanes, of each session only the first."""
-    order = np.nonzero(np.diff(demand.waits[0]) == 0)[0]
+    free = np.diff(demand.waits[0]) == 0
+    if demand.sample_of is not None:
+        free &= demand.sample_of == np.arange(len(free))
+    order = np.nonzero(free)[0]
     order = order[np.argsort(demand.arrival[order], kind="stable")]
     return first_of_sessions(demand, order)
 

@@ -70,6 +70,9 @@ class Summary:
     computed_again: int
     """Tokens of prompts, of the whole run, that an earlier text had in full blocks and that were computed nevertheless:
     evicted before their reuse, on another replica, or not there yet."""
+    swapped: Mapping[str, float]
+    """Of the whole run, where requests were swapped to the host: ``sequences``, how often one was, and ``seconds`` that
+    steps waited for blocks on their way."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
@@ -280,6 +283,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
                 "bubbles": used.bubbles,
             },
             "preemptions": result.preemptions,
+            **({"swapped": dict(result.swapped)} if result.swapped else {}),
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
             "prompt_tokens": result.prompt_tokens,
             "cached_tokens": result.cached_tokens,
@@ -346,7 +350,8 @@ def _store_rates(run: Run) -> dict[str, float]:
 
 def _reuse(run: Run) -> dict[str, Any]:
     manifest = run.manifest
-    return {"reuse": dict(manifest.get("reuse", {})), "computed_again": int(manifest.get("computed_again", 0))}
+    again = int(manifest.get("computed_again", 0))
+    return {**{name: dict(manifest.get(name, {})) for name in ("reuse", "swapped")}, "computed_again": again}
 
 
 def _lives(run: Run) -> dict[str, Any]:
