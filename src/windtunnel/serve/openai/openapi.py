@@ -99,9 +99,7 @@ def _sleep_mode() -> dict[str, Any]:
     found = {
         "/sleep": {"post": _operation("Sleep", None, JSON) | {"parameters": [level, mode]}},
         "/wake_up": {"post": _operation("Wake up", None, JSON) | {"parameters": [tags]}},
-        "/release_kv_cache_memory": {
-            "post": _operation("Give up the KV memory alone, after a sleep at level 0", None, JSON)
-        },
+        "/release_kv_cache_memory": {"post": _operation("Give up the KV memory, after level 0", None, JSON)},
     }
     for each in found.values():
         each["post"]["responses"] |= wrong
