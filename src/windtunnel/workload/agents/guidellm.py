@@ -38,6 +38,9 @@ def read_guidellm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 _chain(talks, number, row)
         except InputError as error:
             raise InputError(f"row {number + 1}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            said = f"({type(error).__name__}: {error})"
+            raise InputError(f"row {number + 1}: is no conversation as guidellm writes it {said}") from None
     note = f"{differ} turns have parents with different requeue_delay: the longest counts, not that of the last to end"
     return talks.arguments([note] if differ else [])
 
