@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.files import write_whole
 from windtunnel.perf.profile.folder import MANIFEST
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, BITS_8, HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import Reading
 from windtunnel.profiling.journal import Journal, Key
 from windtunnel.profiling.measure import AGAIN
@@ -33,8 +33,11 @@ def write_tables(
         "use_gated_mlp": shape.use_gated_mlp,
         "head_dim": shape.head_dim,
     }
+    keys |= shape.optional
+    if shape.weights in BITS_8:
+        keys["weights"] = BITS_8.index(shape.weights)
     files = {
-        place / "mlp.csv": _by_tokens(journal, TOKEN_OPERATORS, keys),
+        place / "mlp.csv": _by_tokens(journal, shape.token_operators, keys),
         place / "head.csv": _by_tokens(journal, HEAD, keys),
         place / "attention.csv": _attention(journal, shape, extent),
     }

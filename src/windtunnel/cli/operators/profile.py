@@ -38,7 +38,7 @@ def profile(
     Parameters
     ----------
     model
-        A name of windtunnel list models, or a config.json or its folder: layers of attention and a dense network.
+        A name of windtunnel list models, or a config.json or its folder: attention and networks.
     output
         Folder of the profile.
     device_kind
