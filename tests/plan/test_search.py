@@ -365,7 +365,7 @@ def test_kernels_are_compiled_once_where_several_would(
                 Team(InTurn, workers), None,
             )  # fmt: skip
             jobs.clear()
-            found.find_bounds([])
+            found.find_bounds([], lambda: False)
             assert [isinstance(job, WarmUp) for job in jobs[: warmed * times]] == [True] * warmed * times
             asked = sorted(one.index for job in jobs[warmed * times :] for one in job.candidates)
             assert asked == [one.index for one in ENUMERATION.candidates[:5]] * times, "then they are in the store"
@@ -405,3 +405,25 @@ def test_a_search_that_is_stopped_says_what_it_left() -> None:
             own = found.best.promise if found.best else -math.inf
             assert found.could_be is not None and max(found.could_be, own) >= whole.best.promise
     assert find(OBJECTIVES["cost"], stop=after(0)).undecided == len(ENUMERATION.candidates)
+
+
+def test_a_search_without_time_for_all_bounds_has_an_answer() -> None:
+    looks: list[int] = []
+
+    def enough() -> bool:
+        looks.append(1)
+        return len(looks) > 1
+
+    def over() -> bool:
+        return len(looks) > 1 and len(hurried) > 6
+
+    hurried: list[int] = []
+    whole = find(OBJECTIVES["cost"])
+    found = find(
+        OBJECTIVES["cost"], bounds_until=enough, watch=lambda progress: hurried.append(progress.bounds), stop=over
+    )
+    assert found.best is not None and found.undecided > 0
+    assert found.best.promise == max(whole.entries[index].promise for index in found.entries)
+    slow = find(OBJECTIVES["cost"], bounds_until=enough)
+    assert slow.undecided == 0
+    assert slow.best is not None and whole.best is not None and slow.best.promise == whole.best.promise

@@ -79,6 +79,11 @@ Watch = Callable[[Progress], None]
 Stop = Callable[[], bool]
 
 
+def never() -> bool:
+    """The time of a search without a limit."""
+    return False
+
+
 class _Stopped(Exception):  # noqa: N818 - not an error: the search ends with what it knows
     """The search is to end now."""
 
@@ -94,6 +99,7 @@ def search(
     watch: Watch | None = None,
     others: Sequence[Question] = (),
     stop: Stop | None = None,
+    bounds_until: Stop | None = None,
     bounds: SearchResult | None = None,
 ) -> SearchResult:
     """The best ``top`` candidates; with ``top`` = their number, the highest step of every one.
@@ -109,6 +115,8 @@ def search(
         others: questions that are asked later with this store: where batches take as long, their bounds are found at
             the same time, while the tables of a candidate are loaded.
         stop: asked from time to time; once it is true the search ends with what it knows, ``undecided`` > 0.
+        bounds_until: once it is true no more bounds are found until those candidates that have one are decided, so
+            that a search in little time has an answer.
         bounds: a search of the same candidates whose bounds hold under this question as well: they are not found again.
 
     Raises:
@@ -122,7 +130,11 @@ def search(
             if bounds is not None:
                 hunt.take_over(bounds)
             else:
-                hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
+                alike = [other for other in others if other.shares_times(question) and other is not question]
+                if bounds_until is not None:
+                    hunt.find_bounds(alike, bounds_until)
+                    hunt.eliminate()
+                hunt.find_bounds(alike, never)
             hunt.eliminate()
     finally:
         hunt.workers.stop()
@@ -155,12 +167,13 @@ def search_widening(
     others: Sequence[Question] = (),
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
     stop: Stop | None = None,
+    bounds_until: Stop | None = None,
 ) -> SearchResult:
     """``search`` of a space; while its best stands at the end of an open axis, of a larger one as well.
 
     Args:
         space: what is searched first.
-        question, objective, store, team, watch, others, stop: see ``search``.
+        question, objective, store, team, watch, others, stop, bounds_until: see ``search``.
         top: how many of the best to find exactly; None: all.
         during: is told what takes its time, and entered meanwhile.
 
@@ -181,8 +194,9 @@ def search_widening(
             raise InputError(f"none of {space.size} configurations can run: {reasons}")
         most = len(enumeration.candidates) if top is None else top
         answer = search(
-            enumeration, question, objective, top=most, store=store, team=team, watch=watch, others=others, stop=stop
-        )
+            enumeration, question, objective, top=most, store=store, team=team, watch=watch, others=others, stop=stop,
+            bounds_until=bounds_until,
+        )  # fmt: skip
         if before is not None:  # what this search has made itself is not what was made before it
             trials, seconds = before.trials + answer.trials, before.seconds + answer.seconds
             answer = replace(answer, trials=trials, reused=before.reused, seconds=seconds)
@@ -223,12 +237,15 @@ class _Hunt:
         """Seconds per candidate in the last report."""
         self.renewed = time.monotonic()
 
-    def find_bounds(self, others: Sequence[Question]) -> None:
-        """Bounds of all candidates: from the store, or computed by the workers, then under the other questions too."""
+    def find_bounds(self, others: Sequence[Question], until: Stop) -> None:
+        """Bounds of all candidates, or those there is time for: from the store, or computed by the workers, also under
+        the other questions."""
         keys = {candidate.index: candidate_key(self.question, candidate.deployment) for candidate in self.candidates}
         stored = self.store.bounds(self.question.digest)
         missing = []
         for candidate in self.candidates:
+            if candidate.index in self.contenders or candidate.index in self.entries:
+                continue
             if keys[candidate.index] in stored:
                 self.pools[candidate.index], bound = stored[keys[candidate.index]]
                 self.contenders[candidate.index] = Contender(candidate, bound)
@@ -237,6 +254,8 @@ class _Hunt:
         waiting: list[AnyJob] = [*warm_ups(self.question, missing)] if self.workers.team.workers > 1 else []
         waiting += bound_jobs((self.question, *others), missing, self.workers.team.workers)
         while waiting or self.workers.under_way:
+            if self.contenders and until():
+                waiting = []
             while waiting and self.workers.room:
                 self.workers.submit(waiting.pop(0))
             for job, report in self.workers.results(LOOK):
@@ -303,6 +322,8 @@ class _Hunt:
         """Candidates that might hold, those of the greatest hope first."""
         hopes = {}
         for index, contender in self.contenders.items():
+            if index in self.entries:
+                continue
             steps = self._climb(contender)
             if steps is None:
                 self.entries[index] = impossible(contender, self.objective)

@@ -36,6 +36,7 @@ from windtunnel.scenario.load_flags import require_seeds
 from windtunnel.scenario.output_files import Launched, launched, require_launch
 
 if TYPE_CHECKING:
+    from windtunnel.cli.plan.show import TimeLimit
     from windtunnel.deployment import Deployment
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer.recommendation import Riskier
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from windtunnel.plan.disaggregation.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
-    from windtunnel.plan.search import Stop
     from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.several.loads import Common
     from windtunnel.plan.space import Space
@@ -380,12 +380,16 @@ class Asked(NamedTuple):
     """Other loads."""
 
 
+TIME_FOR_BOUNDS = 0.5
+"""Of a time limit: what is left is for simulations."""
+
+
 class Means(NamedTuple):
     """What a search works with."""
 
     store: "Store"
     team: "Team"
-    stop: "Stop"
+    stop: "TimeLimit"
 
 
 class Searched(NamedTuple):
@@ -444,6 +448,7 @@ def searched(asked: Asked, wanted: Wanted, kept: Kept, means: Means, one_of_seve
         answer = search_widening(
             space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
             watch=watch, others=others, during=progress, stop=stop,
+            bounds_until=lambda: stop(TIME_FOR_BOUNDS),
         )  # fmt: skip
     what_ifs, together, narrow = None, None, None
     if not loads:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,7 +33,7 @@ from windtunnel.plan.answer.recommendation import (
 from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.outcome import TIGHTEST
-from windtunnel.plan.search import Progress, Stop, Watch
+from windtunnel.plan.search import Progress, Watch
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
 from windtunnel.plan.what_if import WhatIf
@@ -89,15 +89,22 @@ def _lines(name: str, unit: str) -> Watch:
     return watch
 
 
+class TimeLimit(Protocol):
+    """Whether a share of the time is over."""
+
+    def __call__(self, share: float = 1.0) -> bool:
+        """Whether it is."""
+
+
 @contextmanager
-def until(seconds: float | None) -> Iterator[Stop]:
+def until(seconds: float | None) -> "Iterator[TimeLimit]":
     """Whether a search is to stop: after this many seconds, or once SIGTERM has come."""
-    ends = math.inf if seconds is None else time.monotonic() + seconds
+    began = time.monotonic()
     signals: list[int] = []
     main = threading.current_thread() is threading.main_thread()
     usual = signal.signal(signal.SIGTERM, lambda found, _: signals.append(found)) if main else None
     try:
-        yield lambda: bool(signals) or time.monotonic() > ends
+        yield lambda share=1.0: bool(signals) or time.monotonic() > began + share * (seconds or math.inf)
     finally:
         if main:
             signal.signal(signal.SIGTERM, usual)

@@ -187,11 +187,18 @@ def unfinished(answer: SearchResult) -> str | None:
     """What a search that was stopped has not decided, and how much better the answer could be; None of a whole one."""
     if not answer.undecided:
         return None
-    text = f"Stopped after {answer.seconds:.0f} s with {answer.undecided:,} candidates left"
+    looked_at = sum(index not in answer.entries for index in answer.contenders)
+    unseen = answer.undecided - looked_at
+    text = f"Stopped after {answer.seconds:.0f} s with {answer.undecided:,} candidates "
+    text += "left" if not unseen else f"left, {unseen:,} of them not looked at" if looked_at else "not looked at"
     if answer.could_be is None:
         return f"{text}."
-    best = f"{answer.objective.value(answer.could_be):.3g} {answer.objective.unit}"
-    return f"{text}: none of those whose bound is known can be better than {best}."
+    rest = "the others" if unseen else "them"
+    if answer.best is not None and answer.could_be <= answer.best.promise:
+        return f"{text}: none of {rest} is better."
+    value, unit = answer.objective.value(answer.could_be), answer.objective.unit
+    best = f"${value:,.2f}/h" if unit == "$/h" else f"{value:.3g} {unit}"
+    return f"{text}: none of {rest} can be better than {best}."
 
 
 def goal(question: Question) -> str:
