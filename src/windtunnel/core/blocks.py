@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.block_index import add_follower, drop_follower, followers_of, forget, remember, slot_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, State, attributes, records
 from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, top_of
@@ -68,10 +69,13 @@ class Cache(NamedTuple):
     spare: Array
     """[ROOMS + 1] the first spare table of each size, which names the next one; the first entry that was never used."""
     texts: Texts
+    followers: Any
+    """core.block_index.Followers, or None where only whole blocks are shared."""
 
 
-def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
-    """The cache of lanes whose blocks are all free and alike; sets their fields."""
+def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any], parts: bool = False) -> Cache:
+    """The cache of lanes whose blocks are all free and alike; sets their fields. ``parts``: blocks of which others can
+    have the beginning only are kept, too, and the last block of a text, partly filled."""
     blocks = [int(count) for count in lanes["free"]]
     sizes = [1 << int(count * 2).bit_length() for count in blocks]
     items = records(sum(blocks) + len(blocks), ITEM)
@@ -85,13 +89,17 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
         first += count + 1
     holdings = records(len(demand.arrival), HOLDING)
     holdings["version"] = -1
-    holdings["shared"] = shared_tokens(demand) // block_size
+    common = shared_tokens(demand)
+    holdings["shared"] = common // block_size
+    if parts:  # and one more: whether a block is followed by others decides what becomes of it
+        holdings["shared"] = np.where(common > 0, -(-common // block_size) + 1, 0)
     blocks_each = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     holdings["table"], holdings["room"] = NONE, np.ceil(np.log2(np.maximum(blocks_each, 2)))
     tables = np.empty(int((1 << holdings["room"]).sum()), dtype=np.int32)  # most of which is never touched
     spare = np.append(np.full(ROOMS, NONE), 0)
     slots = np.full(sum(sizes), NONE, dtype=np.int32)
-    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand))
+    followers = followers_of(len(items), len(slots)) if parts else None
+    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand), followers)
 
 
 def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
@@ -105,6 +113,9 @@ def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
     items["next"][count] = NONE
     slots, size = int(lane["slots"][0]), int(lane["mask"][0]) + 1
     cache.slots[slots : slots + size] = NONE
+    if cache.followers is not None:
+        cache.followers.rows["owner"][first : first + count + 1] = NONE
+        cache.followers.slots[slots : slots + size] = NONE
     lane["version"] = version + 1
 
 
@@ -135,72 +146,6 @@ def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.in
 def blocks_of(pool: Pool, tokens: int) -> int:
     """KV blocks that hold ``tokens``."""
     return (tokens + pool.block_size - 1) // pool.block_size
-
-
-# Which block has a key: open addressing; equal keys form a ring, the oldest first.
-
-
-@part
-def home(key: int, mask: int) -> int:
-    """Where a key would like to stand in an index of ``mask`` + 1 places."""
-    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & mask
-
-
-@compiled
-def slot_of(items: Array, slots: Array, lane: Lane, key: int) -> int:
-    """Where a key stands in the lane's index, or could stand."""
-    at = home(key, lane.mask)
-    while True:
-        x = slots[lane.slots + at]
-        if x == NONE or items[x].key == key:
-            return at
-        at = (at + 1) & lane.mask
-
-
-@compiled
-def remember(items: Array, slots: Array, lane: Lane, x: int) -> None:
-    """Let an item be found by its key."""
-    at = lane.slots + slot_of(items, slots, lane, items[x].key)
-    first = slots[at]
-    if first == NONE:
-        slots[at] = x
-        items[x].next_same = items[x].previous_same = x
-    else:
-        last = items[first].previous_same
-        items[x].next_same, items[x].previous_same = first, last
-        items[last].next_same = x
-        items[first].previous_same = x
-    lane.version += 1
-
-
-@compiled
-def forget(items: Array, slots: Array, lane: Lane, x: int) -> None:
-    """An item can be found no longer."""
-    lane.version += 1
-    at = slot_of(items, slots, lane, items[x].key)
-    after, before = items[x].next_same, items[x].previous_same
-    if after != x:
-        items[before].next_same = after
-        items[after].previous_same = before
-        if slots[lane.slots + at] == x:
-            slots[lane.slots + at] = after
-        return
-    close_gap(items, slots, lane, at)
-
-
-@compiled
-def close_gap(items: Array, slots: Array, lane: Lane, gap: int) -> None:
-    """Empty a slot, and move those behind it up that would not be found any more."""
-    at = gap
-    while True:
-        at = (at + 1) & lane.mask
-        x = slots[lane.slots + at]
-        if x == NONE:
-            break
-        if ((at - home(items[x].key, lane.mask)) & lane.mask) >= ((at - gap) & lane.mask):
-            slots[lane.slots + gap] = x
-            gap = at
-    slots[lane.slots + gap] = NONE
 
 
 # The queue of free blocks.
@@ -269,8 +214,9 @@ def push_run(items: Array, lane: Lane, count: int, front: bool) -> None:
 
 
 @compiled
-def settle(items: Array, slots: Array, lane: Lane) -> None:
+def settle(cache: Cache, lane: Lane) -> None:
     """Take the blocks that were handed out since from the front of the queue; those with keys lose them."""
+    items = cache.items
     while lane.queued > lane.free:
         x = lane.front
         item = items[x]
@@ -281,7 +227,8 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
             return
         unlink(items, lane, x)
         if item.key != NO_KEY:
-            forget(items, slots, lane, x)
+            forget(items, cache.slots, lane, x)
+            drop_follower(cache.followers, lane, x)
         item.next = lane.unused
         lane.unused = x
 
@@ -301,10 +248,15 @@ def own_key(pool: Pool, texts: Texts, owner: int, block: int) -> int:
 
     It is below 0 for all that are numbered by their owner.
     """
-    last = (block + 1) * pool.block_size - 1
+    return key_at(texts, owner, (block + 1) * pool.block_size - 1, block)
+
+
+@part
+def key_at(texts: Texts, owner: int, last: int, number: int) -> int:
+    """The key of what ends with the token at this place, or the owner's ``number`` for it."""
     row = texts.rows[owner]
     if last >= row.named:
-        return -1 - ((int(owner) << 24) | block)
+        return -1 - ((int(owner) << 24) | int(number))
     place = last // texts.size
     return texts.names[row.names + place] * texts.size + last - place * texts.size
 
@@ -326,7 +278,7 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     if longest == 0:
         return 0, 0
     holding = cache.holdings[r]
-    settle(cache.items, cache.slots, lane)
+    settle(cache, lane)
     if holding.version != lane.version:
         holding.version = lane.version
         search(pool, lane, cache, r, longest)
@@ -426,7 +378,51 @@ def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> 
     """A new item that others can find, for a full block of the one who wrote its last token first."""
     x = new_item(cache.items, lane, own_key(pool, cache.texts, owner, block), 1)
     remember(cache.items, cache.slots, lane, x)
+    follow(pool, lane, cache.texts, cache.followers, owner, block, pool.block_size, x)
     return x
+
+
+@part
+def key_before(pool: Pool, texts: Texts, r: int, block: int) -> int:
+    """The key of the block before this one of a text; NO_KEY: there is none."""
+    return key_of(pool, texts, r, block - 1) if block > 0 else NO_KEY
+
+
+@part
+def follow(pool: Pool, lane: Lane, texts: Texts, followers: Any, owner: int, block: int, tokens: int, x: int) -> None:
+    """An item holds the first ``tokens`` of a block of a text."""
+    if followers is not None:
+        add_follower(followers, lane, x, key_before(pool, texts, owner, block), owner, tokens)
+
+
+PARTLY = 1 << 23
+"""In the key of a block that is partly filled, which no search for whole ones asks for."""
+
+
+@part
+def keeps_part(followers: Any, holding: Any, full: int, filled: int, returns: bool) -> int:
+    """1 if the block behind a request's ``full`` ones, of which so many tokens are filled, may be of use to others."""
+    if followers is None:
+        return 0
+    return 1 if filled > 0 and (returns or holding.shared > full) else 0
+
+
+@part
+def push_part(pool: Pool, lane: Lane, cache: Cache, followers: Any, r: int, block: int, filled: int) -> None:
+    """Put a partly filled block at the end of the queue; others find its beginning, unless one like it is there."""
+    if followers is None:
+        return
+    last = block * pool.block_size + filled - 1
+    owner = owner_of(cache.texts, r, last)
+    key = key_at(cache.texts, owner, last, PARTLY | block)
+    like = cache.slots[lane.slots + slot_of(cache.items, cache.slots, lane, key)]
+    if like != NONE and followers.rows[like].tokens == filled:
+        push_run(cache.items, lane, 1, False)
+        return
+    x = new_item(cache.items, lane, key, 1)
+    remember(cache.items, cache.slots, lane, x)
+    follow(pool, lane, cache.texts, followers, owner, block, filled, x)
+    push(cache.items, lane, x)
 
 
 @compiled
@@ -434,7 +430,7 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
     make_room(cache, holding)
-    settle(cache.items, cache.slots, lane)
+    settle(cache, lane)
     owner = r
     for k in range(full - 1, holding.kept - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
@@ -454,15 +450,20 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
     if cache is None:
         lane.free += blocks_of(pool, tokens)
     else:
-        put_back(pool, lane, cache, r, blocks_of(pool, tokens), offered // pool.block_size, returns)
+        put_back(pool, lane, cache, r, blocks_of(pool, tokens), offered, returns)
 
 
 @compiled
-def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int, returns: bool) -> None:
-    """``count`` blocks of a request join the queue, of which the first ``full`` keep their keys; see ``give_back``."""
+def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, offered: int, returns: bool) -> None:
+    """``count`` blocks of a request join the queue, of which those of the ``offered`` tokens keep their keys; see
+    ``give_back``."""
     holding, items = cache.holdings[r], cache.items
-    settle(items, cache.slots, lane)
-    push_run(items, lane, count - full, pool.plain_blocks_first != 0)
+    full = offered // pool.block_size
+    settle(cache, lane)
+    part_kept = keeps_part(cache.followers, holding, full, offered - full * pool.block_size, returns)
+    push_run(items, lane, count - full - part_kept, pool.plain_blocks_first != 0)
+    if part_kept > 0:
+        push_part(pool, lane, cache, cache.followers, r, full, offered - full * pool.block_size)
     named = full if returns else max(min(full, holding.shared), holding.kept)
     push_run(items, lane, full - named, False)
     owner = r
@@ -484,10 +485,10 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
 @compiled
 def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int) -> None:
     """Blocks ``first`` to ``last`` of a request come from elsewhere: free blocks take them, as if just given back."""
-    settle(cache.items, cache.slots, lane)
+    settle(cache, lane)
     last = min(last, first + lane.free)
     lane.free -= last - first
-    settle(cache.items, cache.slots, lane)
+    settle(cache, lane)
     owner = r
     for k in range(last - 1, first - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)

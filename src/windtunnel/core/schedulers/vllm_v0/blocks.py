@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import NO_KEY, blocks_of, close_gap, key_of, link, slot_of, tables_of, unlink
+from windtunnel.core.block_index import close_gap, slot_of
+from windtunnel.core.blocks import NO_KEY, blocks_of, key_of, link, tables_of, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
 from windtunnel.core.texts.owners import Texts, texts_of
