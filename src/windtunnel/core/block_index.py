@@ -1,6 +1,6 @@
 """Which cached block has a key, and which ones follow it where the beginning of a block is shared as well."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,11 +110,10 @@ def add_follower(followers: Followers, lane: Lane, x: int, before: int, owner: i
 
 
 @part
-def drop_follower(followers: Any, lane: Lane, x: int) -> None:
+def drop_follower(followers: Followers, lane: Lane, x: int) -> None:
     """An item can be found no longer."""
-    if followers is not None:
-        forget(followers.rows, followers.slots, lane, x)
-        followers.rows[x].owner = NONE
+    forget(followers.rows, followers.slots, lane, x)
+    followers.rows[x].owner = NONE
 
 
 @part

@@ -11,10 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.block_index import add_follower, drop_follower, followers_of, forget, remember, slot_of
+from windtunnel.core.block_index import (
+    Followers,
+    add_follower,
+    drop_follower,
+    followers_of,
+    forget,
+    remember,
+    slot_of,
+)
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, State, attributes, records
-from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, top_of
+from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, token_of, top_of
 
 NO_KEY = -(1 << 62)
 """The key of a run of blocks that no search can find."""
@@ -214,7 +222,7 @@ def push_run(items: Array, lane: Lane, count: int, front: bool) -> None:
 
 
 @compiled
-def settle(cache: Cache, lane: Lane) -> None:
+def settle(cache: Cache, followers: Any, lane: Lane) -> None:
     """Take the blocks that were handed out since from the front of the queue; those with keys lose them."""
     items = cache.items
     while lane.queued > lane.free:
@@ -228,7 +236,8 @@ def settle(cache: Cache, lane: Lane) -> None:
         unlink(items, lane, x)
         if item.key != NO_KEY:
             forget(items, cache.slots, lane, x)
-            drop_follower(cache.followers, lane, x)
+            if followers is not None:
+                drop_follower(followers, lane, x)
         item.next = lane.unused
         lane.unused = x
 
@@ -248,15 +257,10 @@ def own_key(pool: Pool, texts: Texts, owner: int, block: int) -> int:
 
     It is below 0 for all that are numbered by their owner.
     """
-    return key_at(texts, owner, (block + 1) * pool.block_size - 1, block)
-
-
-@part
-def key_at(texts: Texts, owner: int, last: int, number: int) -> int:
-    """The key of what ends with the token at this place, or the owner's ``number`` for it."""
+    last = (block + 1) * pool.block_size - 1
     row = texts.rows[owner]
     if last >= row.named:
-        return -1 - ((int(owner) << 24) | int(number))
+        return -1 - ((int(owner) << 24) | int(block))
     place = last // texts.size
     return texts.names[row.names + place] * texts.size + last - place * texts.size
 
@@ -278,7 +282,7 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     if longest == 0:
         return 0, 0
     holding = cache.holdings[r]
-    settle(cache, lane)
+    settle(cache, cache.followers, lane)
     if holding.version != lane.version:
         holding.version = lane.version
         search(pool, lane, cache, r, longest)
@@ -374,11 +378,12 @@ def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> N
 
 
 @part
-def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> int:
+def keyed_item(pool: Pool, lane: Lane, cache: Cache, followers: Any, owner: int, block: int) -> int:
     """A new item that others can find, for a full block of the one who wrote its last token first."""
     x = new_item(cache.items, lane, own_key(pool, cache.texts, owner, block), 1)
     remember(cache.items, cache.slots, lane, x)
-    follow(pool, lane, cache.texts, cache.followers, owner, block, pool.block_size, x)
+    if followers is not None:
+        add_follower(followers, lane, x, key_before(pool, cache.texts, owner, block), owner, pool.block_size)
     return x
 
 
@@ -388,40 +393,25 @@ def key_before(pool: Pool, texts: Texts, r: int, block: int) -> int:
     return key_of(pool, texts, r, block - 1) if block > 0 else NO_KEY
 
 
-@part
-def follow(pool: Pool, lane: Lane, texts: Texts, followers: Any, owner: int, block: int, tokens: int, x: int) -> None:
-    """An item holds the first ``tokens`` of a block of a text."""
-    if followers is not None:
-        add_follower(followers, lane, x, key_before(pool, texts, owner, block), owner, tokens)
-
-
 PARTLY = 1 << 23
 """In the key of a block that is partly filled, which no search for whole ones asks for."""
 
 
 @part
-def keeps_part(followers: Any, holding: Any, full: int, filled: int, returns: bool) -> int:
-    """1 if the block behind a request's ``full`` ones, of which so many tokens are filled, may be of use to others."""
-    if followers is None:
-        return 0
-    return 1 if filled > 0 and (returns or holding.shared > full) else 0
-
-
-@part
-def push_part(pool: Pool, lane: Lane, cache: Cache, followers: Any, r: int, block: int, filled: int) -> None:
+def push_part(pool: Pool, lane: Lane, cache: Cache, followers: Followers, r: int, block: int, filled: int) -> None:
     """Put a partly filled block at the end of the queue; others find its beginning, unless one like it is there."""
-    if followers is None:
-        return
     last = block * pool.block_size + filled - 1
     owner = owner_of(cache.texts, r, last)
-    key = key_at(cache.texts, owner, last, PARTLY | block)
+    key = token_of(cache.texts, owner, last)
+    if last >= cache.texts.rows[owner].named:
+        key = -1 - ((int(owner) << 24) | PARTLY | int(block))
     like = cache.slots[lane.slots + slot_of(cache.items, cache.slots, lane, key)]
     if like != NONE and followers.rows[like].tokens == filled:
         push_run(cache.items, lane, 1, False)
         return
     x = new_item(cache.items, lane, key, 1)
     remember(cache.items, cache.slots, lane, x)
-    follow(pool, lane, cache.texts, followers, owner, block, filled, x)
+    add_follower(followers, lane, x, key_before(pool, cache.texts, owner, block), owner, filled)
     push(cache.items, lane, x)
 
 
@@ -430,11 +420,11 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
     make_room(cache, holding)
-    settle(cache, lane)
+    settle(cache, cache.followers, lane)
     owner = r
     for k in range(full - 1, holding.kept - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        x = keyed_item(pool, lane, cache, owner, k)
+        x = keyed_item(pool, lane, cache, cache.followers, owner, k)
         cache.items[x].references = 1
         cache.tables[holding.table + k] = x
     holding.kept = full
@@ -450,26 +440,31 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
     if cache is None:
         lane.free += blocks_of(pool, tokens)
     else:
-        put_back(pool, lane, cache, r, blocks_of(pool, tokens), offered, returns)
+        put_back(pool, lane, cache, cache.followers, r, blocks_of(pool, tokens), offered, returns)
 
 
 @compiled
-def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, offered: int, returns: bool) -> None:
+def put_back(
+    pool: Pool, lane: Lane, cache: Cache, followers: Any, r: int, count: int, offered: int, returns: bool
+) -> None:
     """``count`` blocks of a request join the queue, of which those of the ``offered`` tokens keep their keys; see
     ``give_back``."""
-    holding, items = cache.holdings[r], cache.items
-    full = offered // pool.block_size
-    settle(cache, lane)
-    part_kept = keeps_part(cache.followers, holding, full, offered - full * pool.block_size, returns)
-    push_run(items, lane, count - full - part_kept, pool.plain_blocks_first != 0)
-    if part_kept > 0:
-        push_part(pool, lane, cache, cache.followers, r, full, offered - full * pool.block_size)
+    holding, items, full = cache.holdings[r], cache.items, offered // pool.block_size
+    settle(cache, followers, lane)
+    if followers is None:
+        push_run(items, lane, count - full, pool.plain_blocks_first != 0)
+    else:
+        filled = offered - full * pool.block_size
+        kept = 1 if filled > 0 and (returns or holding.shared > full) else 0
+        push_run(items, lane, count - full - kept, False)
+        if kept > 0:
+            push_part(pool, lane, cache, followers, r, full, filled)
     named = full if returns else max(min(full, holding.shared), holding.kept)
     push_run(items, lane, full - named, False)
     owner = r
     for k in range(named - 1, holding.kept - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        push(items, lane, keyed_item(pool, lane, cache, owner, k))
+        push(items, lane, keyed_item(pool, lane, cache, cache.followers, owner, k))
     if holding.kept > 0:
         for k in range(holding.kept - 1, -1, -1):
             x = cache.tables[holding.table + k]
@@ -485,14 +480,14 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, offered: 
 @compiled
 def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int) -> None:
     """Blocks ``first`` to ``last`` of a request come from elsewhere: free blocks take them, as if just given back."""
-    settle(cache, lane)
+    settle(cache, cache.followers, lane)
     last = min(last, first + lane.free)
     lane.free -= last - first
-    settle(cache, lane)
+    settle(cache, cache.followers, lane)
     owner = r
     for k in range(last - 1, first - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        push(cache.items, lane, keyed_item(pool, lane, cache, owner, k))
+        push(cache.items, lane, keyed_item(pool, lane, cache, cache.followers, owner, k))
     lane.free = lane.queued
 
 
