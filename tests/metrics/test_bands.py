@@ -273,7 +273,7 @@ def test_what_a_reader_should_know_by_hand() -> None:
     assert words["evidence"] == "90 points of Qwen3-32B on h100_sxm, vllm: -20…+50 %"
     assert (
         words["checked"]
-        == "on averages of closed loops; open loads and percentiles on few servers (docs/uncertainty.md)"
+        == "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"
     )
     assert words["model error"] == "per step: kernels ±10 %, host work ±2.0 %"
     assert words["capacity"] == "8 requests/s; 75 % used, 60 % to 112 % on a real server: overloaded at the upper end"
