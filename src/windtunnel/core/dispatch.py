@@ -12,8 +12,9 @@ scheduler is a module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
-``seated``; where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong
-after the run. ``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step.
+``seated``; where fields of requests are written late, ``show(state)``; where the real engine may die, ``check(state)``
+raises the error, and ``check_end(state)`` what is wrong after the run. ``given_tokens`` and ``latest_end`` are for
+``core.live``, where not all decodes take part in each step.
 ``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
 
@@ -151,6 +152,13 @@ def check(state: State, rules: tuple[str, ...] = ("check", "check_end")) -> None
         for rule in rules:
             if hasattr(module_of(extra), rule):
                 getattr(module_of(extra), rule)(state._replace(extra=extra, pools=pools))
+
+
+def show(state: State) -> None:
+    """Write what is known of requests into their fields, where Python looks for it between two calls of a loop."""
+    for extra in state.extra if several(state.extra) else (state.extra,):
+        if hasattr(module_of(extra), "show"):
+            module_of(extra).show(state._replace(extra=extra))
 
 
 def renew(state: State, r: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten
 from windtunnel.core.clients import Window, first_of_sessions, play_of, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
-from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
+from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, show, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
 from windtunnel.core.log import Folding
@@ -224,6 +224,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
             goes_on = window.turns(state, course, arrivals, np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
+    show(state)
     if folding:
         folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
@@ -410,9 +411,9 @@ def with_room(state: State, folding: Folding | None = None) -> State:
         if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
             return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
-    for name, entry in (("rows", ROWS), ("stalls", STALLS)):
+    for name in ("rows", "stalls"):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))
-        new[: state.counters[entry]] = old[: state.counters[entry]]
+        new[: len(old)].view(np.uint8)[:] = old.view(np.uint8)  # as bytes: numpy copies records field by field
         grown[name] = new
     return state._replace(**grown)

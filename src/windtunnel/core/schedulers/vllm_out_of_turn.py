@@ -260,8 +260,9 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
+    tokens = pool.max_num_batched_tokens
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, None, None, most, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, None, None, most, tokens, 0, 0, wanted_tokens, serve, evict
     )
     if not preempted and lane.head != NONE:
         admission.admit(pool, lane, requests, seats, extra, None, extra.stores, extra.drafts, None, budget, most, start)
