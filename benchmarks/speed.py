@@ -22,14 +22,17 @@ import numba
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
-from windtunnel.deployment import Deployment, Pool
+from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.hardware import device
+from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Decision, Limits, Policy, RequestView, Settings, Sglang, UserScheduler, VllmV0, VllmV1
+from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.unified import POLICIES
 from windtunnel.simulate.simulate import batch_times, simulate
-from windtunnel.workload import Both, Fixed, Poisson, generate
+from windtunnel.workload import Both, Fixed, Poisson, Workload, generate
 from windtunnel.workload.traces import load_trace
 
 LEAST_OUTSTANDING = 2
@@ -187,6 +190,38 @@ def show_rules(repeats: int) -> None:
             record = run(served, asked, 0, np.zeros(100_000))
             cells.append(f"{0.1 / cpu(partial(run, served, asked, 0, np.zeros(100_000)), repeats):.2f}")
         print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
+
+
+def show_drafts(requests: int, repeats: int) -> None:
+    """Three drafts beside none: how many times as fast the core is, and the whole simulation with its summary."""
+    drafts = Drafts(3, rates=rates_of(2.5, 3))
+    print(f"\n| {requests:,} requests, 3 drafts, 2.5 tokens a step | steps | ns per step | times the speed without |")
+    print("|---|---:|---:|---:|")
+    for load in LOADS:
+        plain = fleet(load, 1, True)
+        drafted = replace(plain, policies=(VllmV1(async_scheduling=True, drafts=drafts),))
+        asked, uniforms = demand(load, requests), np.zeros(requests)
+        runs = [partial(run, served, asked, 0, uniforms) for served in (plain, drafted)]
+        steps = int(runs[1]().rows["steps"].sum())
+        pairs = [(cpu(runs[0], 1), cpu(runs[1], 1)) for _ in range(repeats)]
+        ratio, seconds = median(one / other for one, other in pairs), median(other for _, other in pairs)
+        print(f"| core, {load.name} | {steps:,} | {seconds / steps * 1e9:.0f} | {ratio:.2f} |")
+    workload = generate(Poisson(20), Both(Fixed(1000), Fixed(200)), requests)
+    engines = Engine(), Engine(num_speculative_tokens=3, acceptance_length=2.5)
+    pools = [Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine) for engine in engines]
+    served_by = [Deployment((pool,)) for pool in pools]
+    wholes = [partial(summarised, one, workload, batch_times(one)) for one in served_by]
+    steps = wholes[1]()
+    pairs = [(cpu(wholes[0], 1), cpu(wholes[1], 1)) for _ in range(repeats)]
+    ratio = median(one / other for one, other in pairs)
+    print(f"| `simulate` and `summary`, 20 a second | {steps:,} | | {ratio:.2f} |")
+
+
+def summarised(deployment: Deployment, asked: Workload, at_hand: list[Tabulated]) -> int:
+    """A whole simulation with its tables at hand, and its summary: the steps that it made."""
+    made = simulate(deployment, asked, tables=at_hand)
+    summary(made)
+    return int(made.iterations.steps.sum())
 
 
 class ShortestFirst:
@@ -393,6 +428,7 @@ def main() -> None:
         show_core(repeats)
         show_presets(3)
         show_rules(repeats)
+        show_drafts(20_000, repeats)
         show_own(2_000 if options.quick else 10_000, 3)
         show_example(4_000, 3)
         if options.prefixes:

@@ -62,9 +62,23 @@ def test_one_line_is_a_run_of_the_same_words(run: wt.Run) -> None:
     assert not np.array_equal(other.requests.arrival, run.requests.arrival)
 
 
+def test_the_name_of_a_trace_will_do_for_a_workload() -> None:
+    pool = wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100"))
+    by_object = wt.simulate(wt.Deployment((pool,)), wt.builtin("alpaca"))
+    for run in (
+        wt.simulate(wt.Deployment((pool,)), "alpaca"),
+        wt.simulate("Qwen/Qwen3-8B", "alpaca", device="h100"),
+    ):
+        assert np.array_equal(run.requests.finish, by_object.requests.finish)
+    with pytest.raises(wt.InputError, match="did you mean 'azure-conv'"):
+        wt.simulate(wt.Deployment((pool,)), "azure-con")
+
+
 def test_a_wrong_word_is_named() -> None:
     with pytest.raises(wt.InputError, match="did you mean 'device'"):
         wt.simulate("Qwen/Qwen3-8B", devise="h100")
+    with pytest.raises(wt.InputError, match="request_rate: is of a load, and workload is one already"):
+        wt.simulate("Qwen/Qwen3-8B", wt.builtin("azure-conv"), request_rate=8)
     with pytest.raises(wt.InputError, match="workload is missing"):
         wt.simulate(wt.Scenario().deployment())  # type: ignore[call-overload]
 

@@ -1,5 +1,6 @@
 """Memory taken in advance against memory taken on demand (checklist 78, 274, 315-318), and what an eviction costs."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from benchmarks.charts import bars
 from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import BLOCK, Machine, Served
 from windtunnel import Workload
+from windtunnel.workload.prompts import with_samples
 from windtunnel.workload.synthetic import stream
 
 REQUESTS = 1500
@@ -29,6 +31,8 @@ DECLARED = {"exact": 1, "loose": 4}
 PROMPTS = (64, 256, 768, 1024)
 GIGABYTES = (1, 2, 5, 10, 25, 50)
 """A second, of swapping to the host and back."""
+SEQUENCES = 4
+"""Of each prompt (OpenAI's n)."""
 BLOCK_BYTES = 2 * 40 * 5120 * 2 * BLOCK
 """Keys and values of OPT-13B's 40 layers of 5,120 numbers in 16 bits."""
 PREFILL_SECONDS_PER_TOKEN = 0.1019e-3
@@ -38,30 +42,66 @@ PREFILL_SECONDS_PER_TOKEN = 0.1019e-3
 @cache
 def evicting(prompt: int, gigabytes: int) -> Served:
     """vLLM's first engine with prompts of one length, which swaps at this bandwidth; 0: which discards."""
-    output = np.clip(np.ceil(stream(2, "swap").lognormal(np.log(400) - 0.18, 0.6, 400)), 1, 1000).astype(np.int64)
-    load = Workload.from_columns(
-        arrival=np.zeros(400), prompt_tokens=np.full(400, prompt), output_tokens=np.minimum(output, 2048 - prompt)
-    )
     if not gigabytes:
-        return Machine().serve("vllm-0.8-v0", load)
-    seconds = BLOCK_BYTES / gigabytes / 1e9
-    swaps = f"preemption_mode=swap,num_cpu_blocks=20000,swap_seconds_per_block={seconds!r}"
-    return Machine().serve(f"vllm-0.8-v0:{swaps}", load)
+        return Machine().serve("vllm-0.8-v0", prompts_of(prompt))
+    return Machine().serve(f"vllm-0.8-v0:preemption_mode=swap,{room(gigabytes)}", prompts_of(prompt))
 
 
-def swapping() -> dict[str, Any]:
-    """Throughput of swapping by that of discarding, over prompts and bandwidths."""
+@cache
+def groups(prompt: int, gigabytes: int) -> Served:
+    """The same with SEQUENCES for each prompt: up to vLLM 0.6.3 a group, which it swaps, at this bandwidth; 0: requests
+    of their own, as since 0.6.4, which it computes again."""
+    load = with_samples(prompts_of(prompt, SEQUENCES), SEQUENCES)
+    return Machine().serve(f"vllm-0.6-v0:{room(gigabytes)}" if gigabytes else "vllm-0.8-v0", load)
+
+
+def room(gigabytes: int) -> str:
+    """Settings of a host that has room for all, at so many GB/s."""
+    return f"num_cpu_blocks=40000,swap_seconds_per_block={BLOCK_BYTES / gigabytes / 1e9!r}"
+
+
+def prompts_of(tokens: int, part: int = 1) -> Workload:
+    """Prompts of one length, which are all there at once: 400, or the ``part``-th part of them."""
+    output = np.clip(np.ceil(stream(2, "swap").lognormal(np.log(400) - 0.18, 0.6, 400)), 1, 1000).astype(np.int64)
+    count = 400 // part
+    return Workload.from_columns(
+        arrival=np.zeros(count),
+        prompt_tokens=np.full(count, tokens),
+        output_tokens=np.minimum(output[:count], 2048 - tokens),
+    )
+
+
+def by_bandwidth(serve: Callable[[int, int], Served]) -> tuple[dict[tuple[int, int], float], str]:
+    """Throughput of swapping by that of discarding, over prompts and bandwidths; and as a table."""
     ratio = {
-        (prompt, speed): evicting(prompt, speed).tokens_per_second / evicting(prompt, 0).tokens_per_second
+        (prompt, speed): serve(prompt, speed).tokens_per_second / serve(prompt, 0).tokens_per_second
         for prompt in PROMPTS
         for speed in GIGABYTES
     }
     rows = [
-        (f"{prompt} tokens", evicting(prompt, 0).summary.preemptions, *(f"{ratio[prompt, s]:.2f}×" for s in GIGABYTES))
+        (
+            f"{prompt} tokens",
+            serve(prompt, GIGABYTES[-1]).summary.preemptions,
+            serve(prompt, 0).summary.preemptions,
+            *(f"{ratio[prompt, s]:.2f}×" for s in GIGABYTES),
+        )
         for prompt in PROMPTS
     ]
+    columns = ("prompts of", "swapped", "discarded", *(f"{speed} GB/s" for speed in GIGABYTES))
+    return ratio, table(columns, rows)
+
+
+def swapping() -> dict[str, Any]:
+    """Whether discarding is preferred, of single sequences and of groups."""
+    ratio, rows = by_bandwidth(evicting)
+    of_groups, group_rows = by_bandwidth(groups)
     return {
-        "swapping": table(("prompts of", "evicted", *(f"{speed} GB/s" for speed in GIGABYTES)), rows),
+        "swapping": rows,
+        "groups": group_rows,
+        "groups_from": max(min(speed for speed in GIGABYTES if of_groups[prompt, speed] > 1) for prompt in PROMPTS),
+        "groups_lose": 1 - min(of_groups.values()),
+        "groups_gain": max(of_groups.values()) - 1,
+        "groups_at_25": ", ".join(f"{of_groups[prompt, 25]:.2f}× at {prompt}" for prompt in PROMPTS),
         "discard_until": min(max(speed for speed in GIGABYTES if ratio[prompt, speed] < 1) for prompt in PROMPTS),
         "swap_loses": 1 - min(ratio.values()),
         "swap_gains": max(ratio.values()) - 1,

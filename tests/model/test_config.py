@@ -258,6 +258,7 @@ def test_what_a_key_cannot_hold_is_named(key: str, value: Any) -> None:
         ({"rope_scaling": 7}, "rope_scaling=7 in config.json: must be an object"),
         ({"text_config": "x"}, "text_config='x' in config.json: must be an object"),
         ({"layer_types": "full_attention"}, "must be a list of words"),
+        ({"layer_types": [], "linear_num_value_heads": 4}, "layer_types lists 0 layers .* an entry for each"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "factor='4' in config.json: must be a number > 0"),
         ({"quantization_config": {"quant_method": "fp8", "ignore": [1]}}, "must be a list of words"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 in config.json: must be ≥ 1"),

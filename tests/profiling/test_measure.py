@@ -10,7 +10,7 @@ from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.perf.profile.folder import read_profile
 from windtunnel.perf.profile.shapes import SKEWED
-from windtunnel.profiling.clock import Clock, reading
+from windtunnel.profiling.clock import Clock, reading, waited
 from windtunnel.profiling.journal import Journal
 from windtunnel.profiling.machine import find_machine
 from windtunnel.profiling.measure import AGAIN, Session, is_about_memory, spread_out
@@ -115,6 +115,14 @@ def test_skewed_batches_are_compared_with_even_ones(tmp_path: Path) -> None:
         journal.readings[operator, 1, 4, 64] = reading([seconds])
     journal.readings[SKEWED, 1, 8, 64] = reading([1.0])  # its even one was skipped
     assert skew(journal) == [{"tp": 1, "requests": 4, "keys": 64, "times": 1.5}]
+
+
+def test_threads_that_wait_for_a_cpu_are_counted(tmp_path: Path) -> None:
+    for thread, line in (("1", "5 1500000000 7"), ("2", "9 250000000 1")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(f"{line}\n")
+    assert waited(tmp_path) == 1.75
+    assert waited(tmp_path / "of another system") == 0.0
 
 
 def test_no_gpu_is_said() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -139,13 +140,38 @@ def build(config: dict[str, Any], clock: Clock) -> Any:
 
 
 def group(rank: int, row: dict[str, Any], block_size: int) -> Any:
+    """A request; with ``outputs`` one of so many sequences, as the engine made them up to 0.6.3."""
     sequence: Any = importlib.import_module("vllm.sequence")
     inputs = {"type": "token", "prompt_token_ids": row["tokens"]}
     seq = sequence.Sequence(rank, inputs=inputs, block_size=block_size)
-    params = SimpleNamespace(n=1, output_len=row["output_len"])
-    return sequence.SequenceGroup(
+    outputs = row.get("outputs") or [row["output_len"]]
+    params = SimpleNamespace(n=len(outputs), outputs=outputs)
+    found = sequence.SequenceGroup(
         row["id"], [seq], arrival_time=row["arrival"], sampling_params=params, priority=row.get("priority", 0)
     )
+    if len(outputs) > 1:
+        alone = found.get_max_num_running_seqs
+        found.get_max_num_running_seqs = lambda: len(outputs) if len(outputs) > found.num_seqs() else alone()
+    return found
+
+
+def state_of(group: Any) -> str:
+    """What its sequences that have not ended are."""
+    return str(next((seq.status.name for seq in group.seqs if not seq.is_finished()), "FINISHED"))
+
+
+def forked(scheduler: Any, group: Any, numbers: Iterator[int]) -> list[Any]:
+    """The sequences that share its first token (SingleStepOutputProcessor of 0.6.3): those that go on fork."""
+    (parent,) = group.seqs
+    outputs = group.sampling_params.outputs
+    for tokens in outputs[1:]:
+        child = parent.fork(next(numbers))
+        group.seqs.append(child)
+        group.seqs_dict[child.seq_id] = child
+        if tokens > 1:
+            scheduler.fork_seq(parent, child)
+    group.is_single_seq = len(outputs) == 1
+    return list(group.seqs)
 
 
 class Run:
@@ -159,6 +185,7 @@ class Run:
         self.groups = [group(i, row, self.block_size) for i, row in enumerate(document["requests"])]
         self.coming = list(self.groups)
         self.fresh = 1 << 32
+        self.numbers = count(len(self.groups))
         self.records: list[dict[str, Any]] = []
         self.fruitless = self.idle = 0
 
@@ -193,7 +220,8 @@ class Run:
         if parts:
             prompts = sum(n for _, n in parts[: outputs.num_prefill_groups]) - sum(hits.values())
             copied = record["blocks_swap_in"] + record["blocks_swap_out"]
-            each, decodes = self.times, len(parts) - outputs.num_prefill_groups
+            decodes = sum(g.get_max_num_running_seqs() for g, _ in parts[outputs.num_prefill_groups :])
+            each = self.times
             seconds = each["base"] + each["per_prefill_tok"] * prompts + each["per_decode"] * decodes
             self.clock.now += seconds + each["per_ctx"] * context + each["per_swap_block"] * copied
         emitted, finished = self.feed(metadata, parts)
@@ -204,17 +232,19 @@ class Run:
         self.records.append(record | ends)
 
     def states(self) -> dict[str, str]:
-        return {g.request_id: g.first_seq.status.name for g in self.groups}
+        return {g.request_id: state_of(g) for g in self.groups}
 
     def hits(self, metadata: Any, parts: Any, prefills: int) -> tuple[dict[str, int], int]:
         """Cached tokens of each prefill of this step, and the tokens that the step's parts stand on."""
         hits, context = dict[str, int](), 0
         for number, (data, (g, tokens)) in enumerate(zip(metadata, parts, strict=True)):
-            computed = g.first_seq.get_num_computed_tokens()
+            seq = next((seq for seq in g.seqs if not seq.is_finished()), g.seqs[0])
+            computed = seq.data.get_num_computed_tokens()
             cached = min(len(data.computed_block_nums or ()) * self.block_size - computed, tokens - 1)
             if number < prefills and cached > 0:
                 hits[g.request_id] = cached
-            context += computed + hits.get(g.request_id, 0)
+            running = [seq for seq in g.seqs if number >= prefills and not seq.is_finished()] or [seq]
+            context += sum(seq.data.get_num_computed_tokens() for seq in running) + hits.get(g.request_id, 0)
         return hits, context
 
     def decision(self, before: dict[str, str], outputs: Any, parts: Any, hits: dict[str, int]) -> dict[str, Any]:
@@ -244,11 +274,20 @@ class Run:
             g.update_num_computed_tokens(tokens)
             if not data.do_sample:
                 continue
-            self.fresh += 1
-            g.first_seq.append_token_id(self.fresh, {self.fresh: SimpleNamespace(logprob=0.0)})
             emitted.append(g.request_id)
-            if g.first_seq.get_output_len() == g.sampling_params.output_len:
-                g.first_seq.status = status.FINISHED_LENGTH_CAPPED
+            first = g.seqs[0].get_output_len() == 0 and not g.seqs[0].is_finished()
+            running = forked(self.scheduler, g, self.numbers) if first else g.get_seqs(status.RUNNING)
+            ended = []
+            for seq in running:
+                self.fresh += 1
+                seq.append_token_id(self.fresh, {self.fresh: SimpleNamespace(logprob=0.0)})
+                if seq.get_output_len() == g.sampling_params.outputs[g.seqs.index(seq)]:
+                    seq.status = status.FINISHED_LENGTH_CAPPED
+                    ended.append(seq)
+            if len(g.seqs) > 1:
+                for seq in ended:
+                    self.scheduler.free_seq(seq)
+            if g.is_finished():
                 finished.append(g.request_id)
         return emitted, finished
 

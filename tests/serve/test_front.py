@@ -241,14 +241,16 @@ def test_the_better_priority_is_first() -> None:
 
 
 def test_what_stands_beside() -> None:
-    models, health, version, tokens, load, info, text, document = ask(
+    models, health, version, tokens, load, info, printed, yaml, text, document = ask(
         app(),
         ("GET", "/v1/models", None),
         ("GET", "/health", None),
         ("GET", "/version", None),
         ("POST", "/tokenize", {"prompt": "12345678"}),
         ("GET", "/load", None),
+        ("GET", "/server_info?config_format=json", None),
         ("GET", "/server_info", None),
+        ("GET", "/server_info?config_format=yaml", None),
         ("POST", "/detokenize", {"tokens": [1]}),
         ("GET", "/openapi.json", None),
     )
@@ -257,6 +259,7 @@ def test_what_stands_beside() -> None:
     assert version.json() == {"version": deployment().pools[0].engine.preset[5:], "windtunnel": __version__}
     assert load.json() == {"server_load": 0}
     assert int(info.json()["vllm_config"]["cache_config"][0]["num_gpu_blocks"]) > 1000
+    assert printed.json()["vllm_config"] == str(info.json()["vllm_config"]) and yaml.status_code == 400
     assert text.status_code == 400 and "--tokenizer" in text.json()["error"]["message"]
     assert tokens.json()["count"] == 2
     assert "/v1/chat/completions" in document.json()["paths"]

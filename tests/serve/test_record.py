@@ -12,7 +12,7 @@ import pytest
 from serve.endpoint import app, client, deployment, live, tables
 from windtunnel.serve.clock import RealClock
 from windtunnel.serve.engine import Stream
-from windtunnel.serve.record import Recorder
+from windtunnel.serve.record import Recent, Recorder
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import load_trace, save
 
@@ -61,6 +61,19 @@ def test_a_run_of_the_record_has_the_latencies_that_were_served(
         "decode": (rows.first_token, rows.finish),
     }.items():
         assert np.allclose(np.sort(end - begin), np.sort([one[part] for one in found]), rtol=0, atol=1e-6), part
+
+
+def test_what_was_used_lately_is_known_and_no_more_is_kept() -> None:
+    draw, known, used = Random(1), Recent[int](3, 4), list[int]()
+    for _ in range(500):
+        name = draw.randrange(20)
+        assert known.get(name) == 10 * name if name in used[-8:] else known.get(name) in (None, 10 * name)
+        if known.get(name) is None:
+            known[name] = 10 * name
+        used.append(name)
+    for k in range(100, 112):
+        known[k] = 0
+    assert {known.get(name) for name in range(20)} == {None}
 
 
 USER = "Please look at the files of this project, one after the other, and say what each of them does. "

@@ -173,6 +173,13 @@ def test_what_cannot_be_read_says_the_way_out(
     assert says in capsys.readouterr().err
 
 
+def test_a_row_that_is_no_csv_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"ts,prompt_tokens,comp\rletion_tokens\n0,1,1\n")
+    with pytest.raises(InputError, match="line 1: is no CSV"):
+        import_logs([path])
+
+
 def test_columns_may_be_named(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("when,in,out\n0,10,5\n1.5,20,5\n")

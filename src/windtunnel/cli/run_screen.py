@@ -205,7 +205,7 @@ def _facts(
     facts = []
     others = [("rejected", result.rejected), ("aborted", result.aborted), ("preemptions", result.preemptions)]
     if result.finished < result.total or result.preemptions:
-        ends = "".join(f", {count:,} {name}" for name, count in others if count)
+        ends = "".join(f", {count:,} {name}" for name, count in others if count) + _swapped(result)
         facts.append(("requests", f"{result.finished:,} of {result.total:,} finished{ends}"))
     facts += _load(around)
     served = f"{value('request_throughput')} req/s · {value('output_throughput')} output tok/s"
@@ -230,6 +230,15 @@ def _facts(
         grade, why = around["grade"]
         facts.append(("confidence", f"{grade}: {why}"))
     return facts
+
+
+def _swapped(result: "Summary") -> str:
+    """How many of the preempted went to the host, and what that took."""
+    if not result.swapped:
+        return ""
+    count, spent = result.swapped["sequences"], number(result.swapped["seconds"])
+    others = "" if count == result.preemptions else ", the others computed again"
+    return f" ({count:,} swapped to the host, {spent} s of copies{others})"
 
 
 _SHARES = {"MFU": "utilisation.mfu", "MBU": "utilisation.mbu", "KV cache": "utilisation.kv"}

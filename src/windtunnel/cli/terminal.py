@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LINE = 100
 """Columns of a line of text."""
+GAP, NARROWEST = 2, 24
+"""Columns between those of a table, and of words that are wrapped in it."""
 WIDTH = 160
 """No table needs more letters in a line."""
 
@@ -47,7 +49,9 @@ def share(value: float | None) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: int = 1) -> Table:
-    """A table whose first ``left`` columns are words and whose others are numbers."""
+    """A table whose first ``left`` columns are words and whose others are numbers. Where it would be wider than
+    ``LINE``, the longest words but those of the first column take more lines."""
+    cells = _narrowed(columns, [list(row) for row in rows], left)
     made = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -58,9 +62,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     )
     for place, column in enumerate(columns):
         made.add_column(column, justify="left" if place < left else "right", no_wrap=place == 0 or place >= left)
-    for row in rows:
+    for row in cells:
         made.add_row(*(Text(cell) for cell in row))
     return made
+
+
+def _narrowed(columns: Sequence[str], cells: list[list[str]], left: int) -> list[list[str]]:
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    too_much = sum(widths) + GAP * (len(widths) - 1) - LINE
+    if left > 1 and too_much > 0:
+        place = max(range(1, left), key=lambda at: widths[at])
+        for row in cells:
+            row[place] = filled(row[place], max(widths[place] - too_much, NARROWEST))
+    return cells
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:

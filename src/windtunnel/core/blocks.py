@@ -44,7 +44,7 @@ HOLDING: Fields = [
     ("table", np.int64),  # first entry of its blocks that others can find, or that it found; NONE: it has no room yet
     ("room", np.int64),  # entries that it needs, as a power of two; NONE: the table is there for good
     ("version", np.int64),  # of the lane's cache when it was last searched for
-    ("shared", np.int32),  # full blocks at its beginning, prompt or answer, that another request may have, too
+    ("shared", np.int32),  # full blocks at its beginning, prompt or answer, that another request may also have
     ("kept", np.int32),  # blocks in its table
     ("found", np.int32),  # by the latest search
     ("idle", np.int32),  # those of them that no request held
@@ -435,7 +435,7 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
     """Take back all blocks of a request that holds ``tokens``, the last one first.
 
     The full blocks of the ``offered`` tokens can be found by others, those of its answer from now on: nobody can ask
-    for them before its end (the engine names them earlier). ``returns``: the request will look for its own, too.
+    for them before its end (the engine names them earlier). ``returns``: the request will also look for its own.
     """
     if cache is None:
         lane.free += blocks_of(pool, tokens)

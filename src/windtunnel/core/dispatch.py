@@ -12,8 +12,9 @@ scheduler is a module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(extra)``; where requests sit behind ``lane.top``,
-``seated``; where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong
-after the run. ``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step.
+``seated``; where fields of requests are written late, ``show(state)``; where the real engine may die, ``check(state)``
+raises the error, and ``check_end(state)`` what is wrong after the run. ``given_tokens`` and ``latest_end`` are for
+``core.live``, where not all decodes take part in each step.
 ``let_go``, ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
 
@@ -153,6 +154,13 @@ def check(state: State, rules: tuple[str, ...] = ("check", "check_end")) -> None
                 getattr(module_of(extra), rule)(state._replace(extra=extra, pools=pools))
 
 
+def show(state: State) -> None:
+    """Write what is known of requests into their fields, where Python looks for it between two calls of a loop."""
+    for extra in state.extra if several(state.extra) else (state.extra,):
+        if hasattr(module_of(extra), "show"):
+            module_of(extra).show(state._replace(extra=extra))
+
+
 def renew(state: State, r: int) -> None:
     """Another request than before stands in row ``r``."""
     for extra in state.extra if several(state.extra) else (state.extra,):
@@ -251,7 +259,7 @@ def occupied(state: State, pool: Pool, i: int) -> int:
 
 
 def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
-    """Whether a request of another lane gets memory in lane ``i``, which keeps so many tokens for each."""
+    """Whether a request of another lane gets memory in lane ``i``, which keeps this many tokens for each."""
     scheduler, state = seen_by(state, pool)
     return bool(scheduler.may_stage(state, pool, i, r, reserved))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten
 from windtunnel.core.clients import Window, first_of_sessions, play_of, waits_of
 from windtunnel.core.disaggregation.order import Order, order_of
-from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
+from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, show, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
 from windtunnel.core.log import Folding
@@ -152,6 +152,9 @@ class Demand:
     at once."""
     measured: Measured | None = None
     """The window that counts, after a warm-up; None: all of the run."""
+    sample_of: Integers | None = None
+    """Of each row the first of the sequences of its request, which are rows one after the other and scheduled together:
+    that one arrives, and the others with it. None: every row is a request."""
     drafts: tuple[Any, Any, Any] | None = None
     """Recorded ones, as (first, hits, proposals) of ``core.schedulers.vllm_v1.speculation``; None: they are drawn."""
     images: tuple[Integers, ...] | None = None
@@ -221,6 +224,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
             goes_on = window.turns(state, course, arrivals, np.inf)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
+    show(state)
     if folding:
         folding.fold(state, ended=True)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
@@ -258,7 +262,10 @@ def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | 
 
 def arrivals_of(demand: Demand) -> Integers:
     """Requests that wait for no other one, as they come; with lanes, of each session only the first."""
-    order = np.nonzero(np.diff(demand.waits[0]) == 0)[0]
+    free = np.diff(demand.waits[0]) == 0
+    if demand.sample_of is not None:
+        free &= demand.sample_of == np.arange(len(free))
+    order = np.nonzero(free)[0]
     order = order[np.argsort(demand.arrival[order], kind="stable")]
     return first_of_sessions(demand, order)
 
@@ -404,9 +411,9 @@ def with_room(state: State, folding: Folding | None = None) -> State:
         if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
             return state
     grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
-    for name, entry in (("rows", ROWS), ("stalls", STALLS)):
+    for name in ("rows", "stalls"):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))
-        new[: state.counters[entry]] = old[: state.counters[entry]]
+        new[: len(old)].view(np.uint8)[:] = old.view(np.uint8)  # as bytes: numpy copies records field by field
         grown[name] = new
     return state._replace(**grown)

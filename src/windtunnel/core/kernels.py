@@ -191,7 +191,7 @@ def _write(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
         file.write(content)
     Path(file.name).replace(path)
-    with suppress(FileNotFoundError):  # another process makes room, too
+    with suppress(FileNotFoundError):  # another process also makes room
         for _, old in sorted((kept.stat().st_mtime_ns, kept) for kept in path.parent.glob("*.kernel"))[:-KEPT]:
             old.unlink(missing_ok=True)
 

@@ -27,6 +27,8 @@ NEVER = (1 << 31) - 1
 """ENDS of a seat that prefills."""
 EMPTY = NEVER - 1
 """ENDS of an empty seat: neither a prefill nor ever the clock."""
+STEADY = EMPTY - 1
+"""ENDS of a seat whose request stands in the table of ``schedulers.vllm_v1.steady``."""
 
 
 def tables(lanes: int, max_num_seqs: int, block_size: int, stages: int = 1) -> Array:

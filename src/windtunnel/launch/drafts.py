@@ -40,7 +40,7 @@ def method_of(name: str) -> str:
 
 
 def usual_acceptance(model: str, name: str, drafts: int) -> tuple[float, str]:
-    """(tokens of a step, where that was measured) for a model, a method as the line calls it, and so many drafts."""
+    """(tokens of a step, where that was measured) for a model, a method as the line calls it, and this many drafts."""
     plain, method = model.rsplit("/", 1)[-1].lower(), method_of(name)
     own = [each for each in TABLE if each.method == method and plain.startswith(each.model)]
     found = own or [each for each in TABLE if each.method == method and each.model == USUAL[method]]

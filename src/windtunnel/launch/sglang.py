@@ -187,7 +187,7 @@ def _share_of_windows(asked: Asked) -> float | None:
 
 
 def _states(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
-    """Room for states of recurrent layers: so many for each request that runs, by how they are kept for prefixes."""
+    """Room for states of recurrent layers: this many for each request that runs, by how they are kept for prefixes."""
     places = asked.integer("max-mamba-cache-size")
     keeps = engine["enable_prefix_caching"] is not False
     if asked.model is not None and not asked.model.state_bytes():

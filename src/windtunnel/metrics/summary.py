@@ -73,6 +73,9 @@ class Summary:
     why_again: Mapping[str, int]
     """These by why: ``evicted`` before reuse, ``elsewhere`` (computed by other replicas or ranks only) or ``early``
     (nowhere yet); nothing with pools apart."""
+    swapped: Mapping[str, float]
+    """Of the whole run, where requests were swapped to the host: ``sequences``, how often one was, and ``seconds`` that
+    steps waited for blocks on their way."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
@@ -289,6 +292,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
                 "bubbles": used.bubbles,
             },
             "preemptions": result.preemptions,
+            **({"swapped": dict(result.swapped)} if result.swapped else {}),
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
             "prompt_tokens": result.prompt_tokens,
             "cached_tokens": result.cached_tokens,
@@ -356,11 +360,9 @@ def _store_rates(run: Run) -> dict[str, float]:
 
 def _reuse(run: Run) -> dict[str, Any]:
     manifest = run.manifest
-    return {
-        "reuse": dict(manifest.get("reuse", {})),
-        "computed_again": int(manifest.get("computed_again", 0)),
-        "why_again": dict(manifest.get("why_again", {})),
-    }
+    again = int(manifest.get("computed_again", 0))
+    names = ("reuse", "why_again", "swapped")
+    return {**{name: dict(manifest.get(name, {})) for name in names}, "computed_again": again}
 
 
 WHY_AGAIN = {"evicted": "evicted", "elsewhere": "on another replica", "early": "not there yet"}

@@ -63,8 +63,9 @@ def _read_relative(wanted: str, entries: Mapping[str, Entry], overrides: Mapping
     if found is None:
         where = where_to_get(wanted)
         akin = [name for name in entries if not where or _family(name) == _family(wanted)]
-        said = str(unknown("model", wanted, akin)) if akin else f"unknown model {wanted!r}"
-        raise InputError(f"{said.partition(': known: ')[0] if where else said}{where}")
+        said = str(unknown("model", wanted, akin)).partition(": known: ")[0] if akin else f"unknown model {wanted!r}"
+        told = where or ("" if ": did you" in said else ": windtunnel list models has those there are")
+        raise InputError(said + told)
     model = load_model(found.name, overrides)
     if found.quantization is not None:
         entry = entries[found.name]

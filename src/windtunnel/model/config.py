@@ -207,6 +207,8 @@ def _is_linear(keys: Keys, index: int) -> bool:
     if not keys.get("linear_num_value_heads"):
         return False
     kinds = keys.get("layer_types")
+    if kinds is not None and len(kinds) <= index:
+        raise keys.wrong(f"layer_types lists {len(kinds)} layers", "must have an entry for each")
     if kinds is not None:
         return bool(kinds[index] == "linear_attention")
     return (index + 1) % keys.integer("full_attention_interval", default=4) != 0

@@ -52,7 +52,7 @@ class Keys:
         listed = self.get(key)
         if not isinstance(listed, str | list) or len(listed) <= index:
             raise self.wrong(f"{key}={listed!r}", "must have an entry for each layer")
-        if listed[index] not in known:
+        if not isinstance(listed[index], str | int) or listed[index] not in known:
             names = ", ".join(map(str, known))
             raise self.wrong(f"{key} has {listed[index]!r} for layer {index}", f"must be one of {names}")
         return known[listed[index]]

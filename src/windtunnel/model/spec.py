@@ -156,7 +156,7 @@ class Model:
         return replace(self, dtype=dtype)
 
     def with_state_bytes(self, size: int) -> "Model":
-        """The same model whose recurrent layers keep numbers of so many bytes in their states."""
+        """The same model whose recurrent layers keep numbers of this many bytes in their states."""
         layers = []
         for count, layer in self.layers:
             mixer = layer.attention
@@ -185,7 +185,7 @@ class Model:
         return replace(self, layers=tuple(layers))
 
     def with_context_parts(self, parts: int, tensor_parallel_size: int) -> "Model":
-        """The same model whose cached tokens are spread over so many GPUs that would repeat them.
+        """The same model whose cached tokens are spread over this many GPUs that would repeat them.
 
         Raises InputError where they would not.
         """

@@ -62,7 +62,7 @@ class Work:
 
 
 def bounds(problem: Problem, engines: int = 1, cached: bool = False) -> Bounds:
-    """Lower bounds for any schedule of a problem, on so many engines that share the requests in any way.
+    """Lower bounds for any schedule of a problem, on this many engines that share the requests in any way.
 
     ``cached``: an evicted request may find what it had computed in a prefix cache.
 
@@ -142,7 +142,7 @@ def to_first_token(problem: Problem, cost: Cost) -> Work:
 
 
 def _blocks_up_to(tokens: Integers, size: int) -> Integers:
-    """Blocks that 1, 2, … so many tokens take, summed up: a batch that gives a token holds whole blocks."""
+    """Blocks that 1, 2, … tokens take, summed up to each: a batch that gives a token holds whole blocks."""
     full, rest = tokens // size, tokens % size
     return size * (full * (full + 1) // 2) + rest * (full + 1)
 

@@ -107,7 +107,7 @@ def certify(
     Args:
         problem: requests, limits and batch times.
         objective: what is to be small; mean-ttft alone is met by schedules that evict all after their first token.
-        program: ``flow`` for schedules without chunked prefill; ``start`` without evictions and pauses, too;
+        program: ``flow`` for schedules without chunked prefill; ``start`` also without evictions and pauses;
             ``literal`` with all of them, for few requests; ``none``: search and bounds alone, for any number.
         seconds: time limit; 0: the best simulated schedule and the bound by formula.
         forbid: rules that the schedule must keep, words of ``RULES``.

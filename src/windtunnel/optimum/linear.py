@@ -42,8 +42,8 @@ class LinearProgram:
         """What the minimum is not below.
 
         Any row weights ≥ 0 give one (weak duality): the weighted rows are taken from the sum, and each variable whose
-        coefficient is then negative stands at its end. The solver only says which weights are good ones, after so many
-        seconds at most. Raises InputError without SciPy.
+        coefficient is then negative stands at its end. The solver only says which weights are good ones, after at most
+        this many seconds. Raises InputError without SciPy.
         """
         weights = self._weights(seconds)
         reduced = np.zeros(len(self.ends))

@@ -31,7 +31,7 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of seconds, or the share of requests that do not keep every limit."""
+    """A weighted sum of seconds, or the share of requests that miss a limit."""
 
     makespan: float = 0.0
     """Weight of the time from the first arrival to the last token."""

@@ -5,8 +5,8 @@ Between the completions of the k-th and the next request, a phase, n − k reque
 in each batch a request has at most one token, so what it has left after a phase is at most the batches that follow; in
 a phase at most n − k requests are computed, within the limits of each batch; who has ended has nothing left; a prompt
 that is not computed leaves all tokens to do. That is the trade between all at once, where each batch is cheap and all
-end late, and one after the other. Requests are told apart by classes of about equal lengths, each rounded down to its
-shortest, and phases by so many of the n completions: both only lower the bound. It holds for every scheduler, with
+end late, and one after the other. Requests are put into classes of about equal lengths, each rounded down to its
+shortest, and phases by a share of the n completions: both only lower the bound. It holds for every scheduler, with
 chunks, pauses and evictions.
 
 Two families of rows make up for fractions of requests. First, a request that ends by the k-th completion takes no more
@@ -193,14 +193,7 @@ class _Phases:
         waiting: list[tuple[float, int]] = []
         for c, one in enumerate(self.classes):
             prompts, decodes, contexts = (self._done(c, range(phase, phase + 1), amount) for amount in range(3))
-            steps = self._steps(one)
-            requests = self.left[c][3][phase]
-            waiting += requests
-            add(
-                (float(one.members), self.batches[phase - 1]),
-                (-float(steps * one.members), CONSTANT),
-                *_times(float(steps), requests),
-            )
+            waiting += self.left[c][3][phase]
             add(*_times(float(one.members), batches), *_times(-1.0, [*prompts, *decodes]))
             computed += [*prompts, *decodes]
             tokens += [*_times(float(one.prompt), prompts), *decodes]

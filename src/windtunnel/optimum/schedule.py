@@ -76,7 +76,7 @@ class Outcome:
     """Of every batch."""
 
     def value(self, objective: Objective) -> float:
-        """What is to be small: seconds, or the share of requests that do not keep every limit."""
+        """What is to be small: seconds, or the share of requests that miss a limit."""
         if objective.goodput is not None:
             return 1.0 - float(self.good(objective.goodput).mean())
         makespan, e2el = float(self.finish.max() - self.arrival.min()), float((self.finish - self.arrival).mean())
@@ -89,7 +89,7 @@ class Outcome:
         return float(gaps.mean()) if len(gaps) else 0.0
 
     def good(self, limits: SLO) -> NDArray[np.bool_]:
-        """Which requests keep every limit; with one output token there is no time per token, and any limit is kept."""
+        """Which requests meet every limit; with one output token there is no time per token, and any limit is met."""
         gaps = np.maximum(self.output_tokens - 1, 1)
         values = {
             "ttft": self.first_token - self.arrival,

@@ -1,7 +1,7 @@
 """Search: good schedules of many requests, without chunks, evictions and pauses.
 
 First, requests begin as soon as their whole future fits memory (the look-ahead of MC-SF, arXiv 2502.07115), in several
-orders, with so many places and so many prompts in a batch or at a pace: fewer places end requests one after the other
+orders, with a number of places, and of prompts in a batch or at a pace: fewer places end requests one after the other
 rather than all at the end, and a pace keeps peaks of memory apart. From the best of them, or a simulated schedule that
 is better, simulated annealing moves and swaps beginnings, of many requests those of one window after the other. What
 it finds is a schedule like any other: ``check`` says when its requests end under the true batch times.
@@ -78,7 +78,7 @@ def search(
     known: Schedule | None = None,
     watch: Watch | None = None,
 ) -> Schedule | None:
-    """A good schedule under a linear cost, after so many seconds at most (and the first of all orders).
+    """A good schedule under a linear cost, after this many seconds at most (and the first of all orders).
 
     Many requests are moved by rolling horizon: those of one window after the other, between all others.
 
@@ -144,7 +144,7 @@ def _facts(problem: Problem, cost: Cost, objective: Objective) -> Facts:
 
 
 def _empty(room: int, first: float) -> Batches:
-    """No request has a place in any of so many batches, none of which begins before the first arrival."""
+    """No request has a place in any of this many batches, none of which begins before the first arrival."""
     integers, floats = np.zeros((4, room), dtype=np.int64), np.zeros((5, room))
     floats[3] = first
     return Batches(*integers, *floats)

@@ -123,7 +123,7 @@ class Database:
         return self._read[key]
 
     def read_of(self, engine: str, family: str, table: str, texts: tuple[str, ...]) -> Columns | None:
-        """An engine's table on this device. The first version that has it stands for older ones of this engine, too."""
+        """An engine's table on this device. The first version that has it also stands for older ones of this engine."""
         own = self.read(family, table, texts) if engine == self.backend else None
         return own if own is not None else self.read(family, table, texts, engine)
 

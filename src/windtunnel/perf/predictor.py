@@ -234,11 +234,11 @@ class Predictor:
         return kernel
 
     def host_seconds(self, requests: Floats) -> Floats | None:  # noqa: ARG002 - the signature of every predictor's
-        """Host seconds of steps of so many requests, where they were measured together with the kernels."""
+        """Host seconds of steps of this many requests, where they were measured together with the kernels."""
         return None
 
     def send_seconds(self, moved: Floats, across: bool) -> Floats | None:  # noqa: ARG002 - likewise
-        """Seconds to send so many bytes to one other GPU, of the same node or ``across`` nodes, where measured."""
+        """Seconds to send this many bytes to one other GPU, of the same node or ``across`` nodes, where measured."""
         return None
 
     @property

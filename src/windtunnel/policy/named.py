@@ -262,7 +262,7 @@ def find_router(text: str) -> Router:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments."""
+    """Whether a function can be called with this many arguments."""
     try:
         signature(function).bind(*range(count))
     except (TypeError, ValueError):

@@ -17,7 +17,7 @@ class Look(NamedTuple):
     queued: float
     """Prompt tokens that wait for each replica that is up, by max_model_len."""
     kv: float
-    """Share of the KV blocks that requests hold, in the mean over these replicas."""
+    """Share of the KV blocks that requests hold, averaged over these replicas."""
     arrived: float
     """Requests/s since the tick before."""
     before: float
@@ -271,7 +271,7 @@ class Faults:
                 raise InputError(f"fail: {name}={getattr(self, name)}: must be ≥ 0")
 
     def failures(self, replicas: int, seed: int, first: int = 0) -> list[Failure]:
-        """What fails when, in order, in a pool of so many replicas, or (0) of the whole link; ``first`` is the number
+        """What fails when, in order, in a pool of this many replicas, or (0) of the whole link; ``first`` is the number
         of the pool's first replica. Raises InputError for a replica that is not there."""
         if self.mtbf == 0:
             if replicas and self.replica >= replicas:

@@ -39,7 +39,7 @@ class Limits:
             )
 
     def blocks(self, tokens: int) -> int:
-        """KV blocks that hold so many tokens."""
+        """KV blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
 
@@ -178,7 +178,7 @@ class Settings:
         return self
 
     def with_stages(self, stages: int) -> Self:
-        """The settings in a pipeline of so many stages; those of one stage stay as they are.
+        """The settings in a pipeline of this many stages; those of one stage stay as they are.
 
         Raises:
             InputError: the scheduler is not simulated in a pipeline, or not with these settings.

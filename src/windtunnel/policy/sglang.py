@@ -72,7 +72,7 @@ class Sglang(Settings):
     schedule_conservativeness: float = 1.0
     """Factor of the ratio at the start."""
     enable_mixed_chunk: bool = False
-    """Running requests decode in the prefill rounds, too."""
+    """Running requests also decode in the prefill rounds."""
     ignore_eos: bool = False
     """Every request declares its true length: without radix cache, admission follows the memory to each one's end."""
 
@@ -96,7 +96,7 @@ class Sglang(Settings):
     prefill_decode_interval_min_bs: int = 0
     """Running requests below which that does not hold."""
     min_free_slots_delay: int = 0
-    """New prompts run beside others only if so many seats are free (``--min-free-slots-delay``)."""
+    """New prompts run beside others only if this many seats are free (``--min-free-slots-delay``)."""
     enable_priority_scheduling: bool = False
     """The most urgent request of the queue is first; the larger its number the more urgent."""
     schedule_low_priority_values_first: bool = False

@@ -27,7 +27,7 @@ class Tier:
     write_after: int = 0
     """How often a chunk has to have been looked for before it is written; 0: every chunk is, once it is computed."""
     generated: bool = False
-    """What is generated is written, too."""
+    """What is generated is written as well."""
     on_eviction: bool = False
     """Nothing is written before the GPU gives it up."""
 

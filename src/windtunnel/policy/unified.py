@@ -126,16 +126,17 @@ class Policy(Settings):
     """Seconds that a step waits while the queue is gone through, in the steps in which it is open: what an interval or
     a ratio saves (checklist 307). 0: the tables' host work, the same in every step, holds it."""
     delay_factor: float = 0.0
-    """Keep the queue closed until its head has waited for so many times the duration of the last step with prefills,
+    """Keep the queue closed until its head has waited for this many times the duration of the last step with prefills,
     unless none runs (vLLM v0, --scheduler-delay-factor)."""
     prefill_batch: int = 0
-    """Prompts prefilled together: the queue opens when so many places are free, or as many as wait if that is less, and
-    no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
+    """Prompts prefilled together: the queue opens when this many places are free, or as many as wait if that is less,
+    and no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
     prefill_batch_share: float = 0.0
     """That number as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
     balance_timeout: int = 0
-    """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when so many
-    steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it can."""
+    """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when this
+    many steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it
+    can."""
     pipeline_parallel_size: int = 1
     """Stages of a pipeline, as many steps in flight; no request of them is scheduled again before its step has ended
     (TensorRT-LLM, _executor_loop_pp of pyexecutor/py_executor.py; Vidur, arXiv 2405.05465)."""

@@ -94,7 +94,7 @@ class Choosy(PythonScheduler, Protocol):
     def takes(self, request: RequestView, running: Sequence[RequestView], limits: Limits) -> bool:
         """Whether a request that is computed elsewhere may get memory here, where there is enough for what it brings.
 
-        Those behind it wait for it. ``running`` has those that have memory and wait for their KV, too.
+        Those behind it wait for it. ``running`` also has those that have memory and wait for their KV.
         """
 
 

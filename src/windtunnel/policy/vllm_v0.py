@@ -9,7 +9,7 @@ from windtunnel.hardware import GIB
 from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
-PreemptionMode = Literal["recompute", "swap"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
 
 SWAP_SPACE = 4 * GIB
 """Bytes of the host for the blocks of one GPU (vllm/config.py)."""
@@ -34,8 +34,12 @@ class VllmV0(Settings):
     (vllm/core/block/prefix_caching_block.py)."""
     watermark: float = 0.01
     """Share of all blocks that an admission must leave free (vllm/core/block_manager.py; no flag sets it)."""
-    preemption_mode: PreemptionMode = "recompute"
-    """A preempted request is computed again, or its blocks wait on the host."""
+    forks: bool = False
+    """The sequences of a request (``--n``) are one group, whose prompt is computed once and whose blocks they share, as
+    up to vLLM 0.6.3 (vllm/sequence.py); since 0.6.4 each is a request."""
+    preemption_mode: PreemptionMode = "auto"
+    """A preempted request is computed again, or its blocks wait on the host; ``auto``, vLLM's default: on the host if
+    it has several sequences that have not ended."""
     num_cpu_blocks: int = 0
     """Blocks on the host for swapped requests."""
     swap_latency: float = 0.0
@@ -88,6 +92,11 @@ class VllmV0(Settings):
         """A preempted request moves to the host instead of being computed again."""
         return self.preemption_mode == "swap"
 
+    @property
+    def chooses(self) -> bool:
+        """One sequence is computed again, several move to the host."""
+        return self.preemption_mode == "auto"
+
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free; every block can be used, v0 has no null block."""
         return int(self.watermark * (limits.num_blocks // self.pipeline_parallel_size))
@@ -119,7 +128,7 @@ class VllmV0(Settings):
         vLLM sets 4 GiB of the host's memory aside for each GPU (swap_space), and blocks move over PCIe.
         """
         self.check(limits)
-        if not self.swaps:
+        if not self.swaps and not (self.chooses and self.forks):
             return self
         return replace(
             self,
@@ -167,8 +176,8 @@ class VllmV0(Settings):
 def no_room_on_host(num_cpu_blocks: int, request: str) -> InputError:
     """What ends a simulation where vLLM 0.8.5 ends: nowhere to swap to."""
     return InputError(
-        f"num_cpu_blocks={num_cpu_blocks}: no room to swap {request!r} out, where vLLM 0.8.5 aborts: "
-        "raise num_cpu_blocks, or preempt by recompute"
+        f"num_cpu_blocks={num_cpu_blocks}: no room to swap {request!r} out, where vLLM aborts: raise num_cpu_blocks, "
+        "lower max_num_seqs, or, with one sequence a request, preempt by recompute"
     )
 
 
@@ -177,6 +186,15 @@ def no_way_to_displace(request: str) -> InputError:
     return InputError(
         f"preemption_mode='swap': {request!r} must make way for a better priority, and vLLM 0.8.5 does not "
         "survive swapping it out for that: preempt by recompute"
+    )
+
+
+def no_way_to_recompute(request: str) -> InputError:
+    """What ends a simulation where vLLM 0.6.3 ends: a sequence of several to be computed again, when the others have
+    ended or because the mode is given (``assert len(seqs) == 1`` in its scheduler)."""
+    return InputError(
+        f"preemption_mode: {request!r} is one of several sequences, and vLLM 0.6.3 does not survive computing it "
+        "again: take preemption_mode=swap"
     )
 
 
@@ -207,7 +225,9 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 VERSIONS: dict[str, VllmV0] = {
+    "vllm-0.6-v0": VllmV0(forks=True),
     "vllm-0.8-v0": VllmV0(),
     "vllm-0.8-v0-chunked": VllmV0(chunked_prefill=True),
 }
-"""vLLM's v0 scheduler as version 0.8.5 runs it by default, and with chunked prefill."""
+"""vLLM's v0 scheduler as version 0.8.5 runs it by default, and with chunked prefill; 0.6: up to 0.6.3, whose requests
+may have several sequences."""

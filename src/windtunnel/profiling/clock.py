@@ -1,7 +1,9 @@
 """Clock: how long a call takes: warm-up, repeats, medians; events on a GPU, the wall elsewhere."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from time import perf_counter
 from typing import Any
@@ -19,11 +21,22 @@ class Reading:
     mean: float
     median: float
     std: float
+    waited: float = 0.0
+    """Seconds that threads waited for a CPU, for each second of it: where many do, all times are too long alike."""
 
 
 def reading(seconds: list[float]) -> Reading:
     """What the repeats come to."""
     return Reading(min(seconds), max(seconds), fmean(seconds), median(seconds), pstdev(seconds))
+
+
+def waited(tasks: Path = Path("/proc/self/task")) -> float:
+    """Seconds that this process's threads have waited for a CPU so far, by Linux's schedstat; 0 on other systems."""
+    found = 0
+    for thread in tasks.glob("*/schedstat"):
+        with suppress(OSError):  # it has ended meanwhile
+            found += int(thread.read_text(encoding="ascii").split()[1])
+    return found / 1e9
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,9 @@ class Clock:
         call()
         once = self._seconds(call, 1)
         inner = max(1, min(int(LEAST / max(once, 1e-9)), 200))
-        return reading([self._seconds(call, inner) for _ in range(self.repeats)])
+        before, start = waited(), perf_counter()
+        found = reading([self._seconds(call, inner) for _ in range(self.repeats)])
+        return replace(found, waited=max(waited() - before, 0.0) / (perf_counter() - start))
 
     def _seconds(self, call: Callable[[], Any], count: int) -> float:
         if self.device == "cuda":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import Clock, Reading
 from windtunnel.profiling.collectives import ALONE, Hosts, collective
 from windtunnel.profiling.journal import Journal
@@ -58,7 +58,9 @@ class Session:
             self._collectives("all_reduce", tp)
 
     def _along_tokens(self, shard: Shard) -> None:
-        last = dict.fromkeys((*TOKEN_OPERATORS, "attn_kv_cache_save"), self.extent.max_num_batched_tokens)
+        last = dict.fromkeys(
+            (*self.shape.token_operators, *self.shape.cache_operators), self.extent.max_num_batched_tokens
+        )
         last |= dict.fromkeys(HEAD, self.extent.max_num_seqs)
         for operator, largest in last.items():
             found = adaptive(
@@ -117,7 +119,7 @@ class Session:
 
     def _again(self) -> None:
         """Some points of every operator once more, to see how far a second run will be from this one."""
-        for operator in (*TOKEN_OPERATORS, *ATTENTION, *HEAD):
+        for operator in (*self.shape.token_operators, *ATTENTION, *HEAD):
             for key, _ in spread_out(sorted(self.journal.of(operator)), CHECKED):
                 name, tp, a, b = key
                 shard = Shard(self.machine.torch, self.shape, tp, self.machine.kind, self.machine.torch.bfloat16)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+from windtunnel.perf.kernel import STORED_BYTES
 from windtunnel.perf.kinds.gemm import Gemm
-from windtunnel.perf.profile.shapes import Shape
+from windtunnel.perf.profile.shapes import BITS_8, Shape
 
 Call = Callable[[], Any]
 
@@ -16,7 +17,7 @@ COLD = 96 * 2**20
 
 def cold_copies(kernel: Gemm) -> int:
     """How many weights of a projection take turns."""
-    return max(1, min(COLD // (2 * kernel.n * kernel.k), 16))
+    return max(1, min(COLD // int(STORED_BYTES[kernel.dtype] * kernel.n * kernel.k), 16))
 
 
 @dataclass
@@ -42,15 +43,69 @@ class Shard:
         """A projection, its weights taking turns."""
         kernel = self.shape.kernel(operator, self.tp)
         assert isinstance(kernel, Gemm)
-        weights, x = self._of(kernel.n, kernel.k), self._random(a, kernel.k)
+        weights, x = self._of(kernel.n, kernel.k, kernel.dtype), self._random(a, kernel.k)
         linear = self.torch.nn.functional.linear
+        if kernel.dtype in BITS_8:
+            multiply = self._fp8 if kernel.dtype == "fp8" else self._int8
+            return lambda: multiply(x, next(weights))
         return lambda: linear(x, next(weights))
 
-    def _of(self, n: int, k: int) -> Any:
+    def _of(self, n: int, k: int, dtype: str) -> Any:
         if (n, k) not in self._weights:
             self._weights.clear()
-            self._weights[n, k] = cycle([self._random(n, k) for _ in range(cold_copies(Gemm(n, k)))])
+            kept = {"fp8": self.torch.float8_e4m3fn, "int8": self.torch.int8}.get(dtype)
+            made = (self._random(n, k) for _ in range(cold_copies(Gemm(n, k, dtype, dtype in BITS_8))))
+            self._weights[n, k] = cycle([one if kept is None else one.clamp(-3, 3).to(kept).t() for one in made])
         return self._weights[n, k]
+
+    def _fp8(self, x: Any, weight: Any) -> Any:
+        """A product in 8 bits, with a scale that is looked for in the activations."""
+        scale = x.abs().amax().float() / 448.0
+        small = (x / scale).to(self.torch.float8_e4m3fn)
+        one = self.torch.ones((), device=self.device)
+        return self.torch._scaled_mm(small, weight, scale_a=scale, scale_b=one, out_dtype=self.dtype)
+
+    def _int8(self, x: Any, weight: Any) -> Any:
+        """The same with whole numbers, a scale for each row."""
+        scale = x.abs().amax(dim=-1, keepdim=True).float() / 127.0
+        small = (x / scale).round().to(self.torch.int8)
+        return (self.torch._int_mm(small, weight) * scale).to(self.dtype)
+
+    def _expert_choice(self, a: int, _: int) -> Call:
+        logits = self._random(a, self.shape.num_experts)
+        return lambda: self.torch.softmax(logits.float(), dim=-1).topk(self.shape.top_k, dim=-1)
+
+    def _experts(self, a: int, _: int) -> Call:
+        """Routed experts of tokens that choose at random: sorted by expert, two products of groups, weighed and summed.
+
+        All experts' weights are there; a small batch reads those of few, as a model with many layers would.
+        """
+        torch, shape = self.torch, self.shape
+        inner = shape.expert_inter // self.tp
+        up, down = self._of_experts(inner)
+        x, shares = self._random(a, shape.n_embd), self._random(a * shape.top_k, 1)
+        chosen = torch.rand(a, shape.num_experts, device=self.device).topk(shape.top_k, dim=-1).indices.flatten()
+        silu = torch.nn.functional.silu
+
+        def compute() -> Any:
+            order = chosen.argsort()
+            ends = torch.bincount(chosen, minlength=shape.num_experts).cumsum(0).to(torch.int32)
+            tokens = order // shape.top_k
+            wide = torch._grouped_mm(x[tokens], up, offs=ends)
+            inside = silu(wide[:, :inner]) * wide[:, inner:] if shape.use_gated_mlp else silu(wide)
+            out = torch._grouped_mm(inside, down, offs=ends) * shares[order]
+            return torch.zeros_like(x).index_add_(0, tokens, out)
+
+        return compute
+
+    def _of_experts(self, inner: int) -> Any:
+        place = (self.shape.num_experts, inner)
+        if place not in self._weights:
+            self._weights.clear()
+            wide = 2 * inner if self.shape.use_gated_mlp else inner
+            count, hidden = self.shape.num_experts, self.shape.n_embd
+            self._weights[place] = self._random(count, hidden, wide), self._random(count, inner, hidden)
+        return self._weights[place]
 
     @property
     def _heads(self) -> tuple[int, int, int]:
@@ -83,7 +138,12 @@ class Shard:
         return rotate
 
     def _mlp_act(self, a: int, _: int) -> Call:
-        inner = self.shape.n_expanded_embd // self.tp
+        return self._activation(a, self.shape.n_expanded_embd // self.tp)
+
+    def _shared_act(self, a: int, _: int) -> Call:
+        return self._activation(a, self.shape.shared_inter // self.tp)
+
+    def _activation(self, a: int, inner: int) -> Call:
         x = self._random(a, 2 * inner if self.shape.use_gated_mlp else inner)
         silu = self.torch.nn.functional.silu
         if not self.shape.use_gated_mlp:
@@ -97,6 +157,8 @@ class Shard:
         return lambda: cache.index_copy_(1, slots, new)
 
     def _attn_decode(self, a: int, b: int) -> Call:
+        if self.shape.kv_lora_rank:
+            return self._latent_decode(a, b)
         heads, kv_heads, size = self._heads
         query, keys, values = self._random(a, heads, 1, size), *(self._random(a, kv_heads, b, size) for _ in "kv")
         return self._attention(query, keys, values, None)
@@ -108,11 +170,45 @@ class Shard:
         return lambda: [part() for part in parts]
 
     def _attn_prefill(self, a: int, b: int) -> Call:
+        if self.shape.kv_lora_rank:
+            return self._latent_prefill(a, b)
         heads, kv_heads, size = self._heads
         query = self._random(1, heads, a, size)
         keys, values = (self._random(1, kv_heads, a + b, size) for _ in "kv")
         mask = self.torch.ones(a, a + b, dtype=self.torch.bool, device=self.device).tril(b) if b else None
         return self._attention(query, keys, values, mask, causal=b == 0)
+
+    def _latent_decode(self, a: int, b: int) -> Call:
+        """Queries into latent space, attention of all heads to the one cache, values out of it, as vLLM decodes."""
+        shape, heads, rank = self.shape, self.shape.n_head // self.tp, self.shape.kv_lora_rank
+        into, out = self._random(heads, shape.nope, rank), self._random(heads, rank, shape.v_head_dim)
+        query, cache = self._random(a, heads, shape.nope + shape.rope), self._random(a, 1, b, rank + shape.rope)
+        attend, cat = self.torch.nn.functional.scaled_dot_product_attention, self.torch.cat
+
+        def compute() -> Any:
+            latent = query[..., : shape.nope].transpose(0, 1).bmm(into).transpose(0, 1)
+            asked = cat((latent, query[..., shape.nope :]), dim=-1).unsqueeze(1)
+            found = attend(asked, cache, cache[..., :rank])
+            return found.squeeze(1).transpose(0, 1).bmm(out)
+
+        return compute
+
+    def _latent_prefill(self, a: int, b: int) -> Call:
+        """Keys and values of all heads out of the latent ones, and attention to them."""
+        shape, heads = self.shape, self.shape.n_head // self.tp
+        width = shape.nope + shape.v_head_dim
+        up, latent = self._random(heads * width, shape.kv_lora_rank), self._random(a + b, shape.kv_lora_rank)
+        query, turned = self._random(1, heads, a, shape.nope + shape.rope), self._random(1, 1, a + b, shape.rope)
+        mask = self.torch.ones(a, a + b, dtype=self.torch.bool, device=self.device).tril(b) if b else None
+        linear, cat = self.torch.nn.functional.linear, self.torch.cat
+        attend = self.torch.nn.functional.scaled_dot_product_attention
+
+        def compute() -> Any:
+            wide = linear(latent, up).view(1, a + b, heads, width).transpose(1, 2)
+            keys = cat((wide[..., : shape.nope], turned.expand(1, heads, a + b, shape.rope)), dim=-1)
+            return attend(query, keys, wide[..., shape.nope :], attn_mask=mask, is_causal=b == 0)
+
+        return compute
 
     def _attention(self, query: Any, keys: Any, values: Any, mask: Any, causal: bool = False) -> Call:
         attend = self.torch.nn.functional.scaled_dot_product_attention
@@ -136,4 +232,6 @@ class Shard:
         moved = 2.0 * float(kernel.bytes_moved(np.array([float(a)]), np.array([float(b)]))[0])
         if operator == "emb":
             moved += 2.0 * self.shape.vocab_size * self.shape.n_embd
+        if operator == "experts":
+            moved += 6.0 * self.shape.num_experts * self.shape.n_embd * self.shape.expert_inter / self.tp
         return moved + (2.0 * (a + b) * a * (1 + 4 * self._heads[0]) if operator == "attn_prefill" else 0.0)

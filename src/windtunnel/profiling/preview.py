@@ -7,7 +7,7 @@ import numpy as np
 
 from windtunnel.hardware import Device
 from windtunnel.perf.kinds.gemm import Gemm
-from windtunnel.perf.profile.shapes import HEAD, SKEWED, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import LEAST
 from windtunnel.profiling.measure import CHECKED
 from windtunnel.profiling.operators import cold_copies
@@ -57,14 +57,14 @@ def preview(shape: Shape, shards: tuple[int, ...], extent: Extent, device: Devic
             max(points, key=lambda point: (point[0] * max(point[1], 1), point[0])),
             None if device is None else _seconds(shape, name, tp, points, extent, device),
         )
-        for tp, name, points in _points(shards, extent)
+        for tp, name, points in _points(shape, shards, extent)
     ]
 
 
-def _points(shards: tuple[int, ...], extent: Extent) -> Iterator[tuple[int, str, list[tuple[int, int]]]]:
+def _points(shape: Shape, shards: tuple[int, ...], extent: Extent) -> Iterator[tuple[int, str, list[tuple[int, int]]]]:
     messages = [(size, 0) for size in octaves(extent.max_num_batched_tokens)]
     for tp in shards:
-        for name in (*TOKEN_OPERATORS, "attn_kv_cache_save", *HEAD):
+        for name in (*shape.token_operators, *shape.cache_operators, *HEAD):
             last = extent.max_num_seqs if name in HEAD else extent.max_num_batched_tokens
             count = min(extent.sizes, last)
             yield tp, name, [(round(last ** (i / (count - 1))), 0) for i in range(count)]

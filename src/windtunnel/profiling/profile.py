@@ -50,7 +50,7 @@ def profile(
 
     Args:
         machine: what is measured on.
-        model: layers of attention and a dense network.
+        model: layers of attention and networks or experts, as ``shape_of`` takes them.
         shards: degrees of tensor parallelism.
         extent: at which points.
         folder: of the profile; made if need be.
@@ -84,8 +84,11 @@ def divided(model: Model, shards: tuple[int, ...]) -> Shape:
     """The shape of a model that can be divided so. Raises InputError if it cannot be, or not be profiled."""
     shape = shape_of(Pool(model, device("h100"), Engine()))  # any device: it has no part in the shape
     for tp in shards:
-        if tp < 1 or shape.n_head % tp or shape.n_expanded_embd % tp:
-            raise InputError(f"tensor_parallel_size={tp}: must divide {shape.n_head} heads and {shape.n_expanded_embd}")
+        widths = [one for one in (shape.n_expanded_embd, shape.expert_inter, shape.shared_inter) if one]
+        if tp < 1 or shape.n_head % tp or any(width % tp for width in widths):
+            raise InputError(
+                f"tensor_parallel_size={tp}: must divide {shape.n_head} heads and {', '.join(map(str, widths))}"
+            )
     return shape
 
 

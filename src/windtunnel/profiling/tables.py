@@ -4,14 +4,13 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from windtunnel.files import write_whole
 from windtunnel.perf.profile.folder import MANIFEST
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, BITS_8, HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import Reading
 from windtunnel.profiling.journal import Journal, Key
 from windtunnel.profiling.measure import AGAIN
@@ -34,8 +33,11 @@ def write_tables(
         "use_gated_mlp": shape.use_gated_mlp,
         "head_dim": shape.head_dim,
     }
+    keys |= shape.optional
+    if shape.weights in BITS_8:
+        keys["weights"] = BITS_8.index(shape.weights)
     files = {
-        place / "mlp.csv": _by_tokens(journal, TOKEN_OPERATORS, keys),
+        place / "mlp.csv": _by_tokens(journal, shape.token_operators, keys),
         place / "head.csv": _by_tokens(journal, HEAD, keys),
         place / "attention.csv": _attention(journal, shape, extent),
     }
@@ -53,6 +55,7 @@ def write_tables(
         "settings": dict(extent),
         "host": host,
         "repeats_differ": repeatability(journal),
+        "waited_for_cpu": median([one.waited for one in journal.readings.values()] or [0.0]),
         "skew": skew(journal),
         "skipped": [
             {"operator": key[0], "tp": key[1], "a": key[2], "b": key[3], "why": why}
@@ -113,7 +116,7 @@ def _collectives(journal: Journal, name: str, shape: Shape, hosts: int) -> list[
 
 
 def _statistics(operator: str, reading: Reading) -> Row:
-    return {f"time_stats.{operator}.{name}": 1000.0 * value for name, value in asdict(reading).items()}
+    return {f"time_stats.{operator}.{name}": 1000.0 * getattr(reading, name) for name in STATISTICS}
 
 
 def _csv(rows: list[Row]) -> str:

@@ -107,7 +107,7 @@ class Loop:
             depth: steps in flight.
             tolerance: by how much an arrival is seen too early.
             after: what is recorded of the scheduler when a step's outcome has taken effect. Then a step's ``arrived``
-                are those since the decision before, if that was empty, too.
+                are also those since the decision before, if that was empty.
             idle_looks: how often an idle scheduler to which nothing comes any more is asked before it is stuck.
             release: tells the scheduler when a request comes that waited for others.
 

@@ -29,7 +29,7 @@ CONFIG: Record = {
     "max_model_len": 2048,
     "enable_chunked_prefill": False,
     "enable_prefix_caching": False,
-    "preemption_mode": "recompute",
+    "preemption_mode": "auto",
     "delay_factor": 0.0,
     "policy": "fcfs",
     "max_num_partial_prefills": 1,

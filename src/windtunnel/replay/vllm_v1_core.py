@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.records import GONE, NONE
-from windtunnel.core.schedulers.vllm_v1.drafts import REQUEST, YIELDED
 from windtunnel.core.schedulers.vllm_v1.encoder import CONTENT, STEP
+from windtunnel.core.schedulers.vllm_v1.steady import REQUEST, YIELDED
 from windtunnel.core.seats import NEVER, NOW, WHO
 from windtunnel.policy import Limits, VllmV1, generated
 from windtunnel.policy.drafts import Drafts

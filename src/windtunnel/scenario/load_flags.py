@@ -95,6 +95,9 @@ class Load:
     computes in a step and keeps are simulated, the encoder's own time is not."""
     image_tokens: int = 0
     """Tokens that the model makes of an image."""
+    n: int = 1
+    """Sequences that are generated for each prompt, as OpenAI's n, each a row as long as its request. Up to vLLM
+    0.6.3 (vllm-0.6-v0) they share the prompt's blocks; elsewhere each is a request."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
@@ -124,7 +127,7 @@ class Load:
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
         for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat",
-                     "copies"):  # fmt: skip
+                     "copies", "n"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: must be ≥ 1")
@@ -254,6 +257,8 @@ class Load:
         Raises InputError for a rate beyond FASTEST.
         """
         rate = rate or 0.0
+        if self.n > 1:
+            raise InputError(f"n={self.n}: plan does not search for loads of several sequences: run and compare do")
         if not rate < FASTEST:
             raise InputError(
                 f"target_request_rate={rate:g}: must be < {FASTEST:,} requests/s, what is simulated at a time"
@@ -278,7 +283,7 @@ class Load:
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
         from windtunnel.workload import cut_to, with_lanes, with_recorded_answers, with_think_time_at_most
-        from windtunnel.workload.prompts import with_images
+        from windtunnel.workload.prompts import with_images, with_samples
 
         found = self._random(seed) if self.is_random else self._trace(seed)
         if self.answers_told == "recorded":
@@ -299,6 +304,8 @@ class Load:
             found = self._driven(found, lanes or self.max_concurrency, seed)
         elif lanes is not None:
             found = with_lanes(found, lanes)
+        if self.n > 1:
+            found = with_samples(found, self.n)
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)

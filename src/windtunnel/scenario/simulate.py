@@ -1,6 +1,7 @@
 """simulate("Qwen/Qwen3-8B", device="h100", request_rate=8): a run from the words of the flags, or from objects."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from inspect import signature
 from typing import Any, overload
 
@@ -9,6 +10,7 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import PythonScheduler, Settings
+from windtunnel.scenario.load_flags import Load
 from windtunnel.scenario.scenario import Scenario, vary, with_words
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Run
@@ -17,13 +19,13 @@ from windtunnel.workload import Workload
 
 
 @overload
-def simulate(what: str | Scenario, workload: Workload | None = None, seed: int = 0, **words: Any) -> Run: ...
+def simulate(what: str | Scenario, workload: Workload | str | None = None, seed: int = 0, **words: Any) -> Run: ...
 
 
 @overload
 def simulate(
     what: Deployment,
-    workload: Workload,
+    workload: Workload | str,
     seed: int = 0,
     *,
     perf: str = "auto",
@@ -38,7 +40,7 @@ def simulate(
 
 @with_words
 def simulate(
-    what: str | Scenario | Deployment, workload: Workload | None = None, seed: int | None = None, **words: Any
+    what: str | Scenario | Deployment, workload: Workload | str | None = None, seed: int | None = None, **words: Any
 ) -> Run:
     """Simulate every request of a load until the last one has ended.
 
@@ -48,7 +50,8 @@ def simulate(
 
     Args:
         what: a model's name, a scenario, or a deployment.
-        workload: what is asked; without it, what the words or the scenario say (azure-conv where they say nothing).
+        workload: what is asked, or the name of a trace or its file; without it, what the words or the scenario say
+            (azure-conv where they say nothing).
         seed: of every random stream.
         words: for a model or a scenario, any word of ``windtunnel run`` with underscores for dashes: ``device``,
             ``tensor_parallel_size``, ``request_rate``, …; for a deployment, the arguments of
@@ -58,6 +61,8 @@ def simulate(
         InputError: the model does not fit, or a name is unknown.
     """
     if isinstance(what, Deployment):
+        if isinstance(workload, str):
+            workload = Load(trace=workload).workload(seed or 0)
         if workload is None:
             raise InputError("workload is missing: what is the deployment asked? e.g. builtin('azure-conv')")
         known = signature(simulate_deployment).parameters
@@ -70,6 +75,10 @@ def simulate(
             f"simulate({type(what).__name__}): must be a model's name, a Scenario or a Deployment, as in "
             "simulate(Deployment(Pool('Qwen/Qwen3-8B', 'h100')), workload)"
         )
+    if isinstance(workload, str):
+        workload, words = None, words | {"trace": workload}
+    elif workload is not None and (more := [word for word in words if word in {each.name for each in fields(Load)}]):
+        raise InputError(f"{more[0]}: is of a load, and workload is one already: leave one of them out")
     given = words if seed is None else words | {"seed": seed}
     scenario = vary(Scenario(), {"model": what, **given}) if isinstance(what, str) else vary(what, given)
     asked = scenario.load.workload() if workload is None else workload

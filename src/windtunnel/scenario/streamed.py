@@ -111,6 +111,8 @@ def pieces_of(load: Load, seed: int) -> Iterable[Workload]:
         raise InputError("stream: does not go with sessions, closed loops and prompts that share text")
     if load.images_per_prompt:
         raise InputError(f"stream: images_per_prompt={load.images_per_prompt}: not simulated in pieces: leave one out")
+    if load.n > 1:
+        raise InputError(f"stream: n={load.n}: not simulated in pieces: leave one out")
     if load.is_random:
         return Drawn(load.arrivals(), load.lengths(), load.num_prompts or NUM_PROMPTS, seed, "random")
     trace = load.trace or TRACE

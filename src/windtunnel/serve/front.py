@@ -319,10 +319,12 @@ class Front:
         """/load."""
         return JSONResponse({"server_load": self.open})
 
-    async def server_info(self, _: Request) -> Response:
-        """/server_info."""
-        caches = self.engine.deployment.cache_config()
-        return JSONResponse({"vllm_config": {"model": self.manners.model, "cache_config": caches}, "vllm_env": {}})
+    async def server_info(self, request: Request) -> Response:
+        """/server_info: the settings as text or JSON, as vLLM's. Raises RefusedError for another format."""
+        asked = _parameters(request, {"config_format": ("text", "json")})
+        found = {"model": self.manners.model, "cache_config": self.engine.deployment.cache_config()}
+        config: Any = found if asked.get("config_format", ["text"])[-1] == "json" else str(found)
+        return JSONResponse({"vllm_config": config, "vllm_env": {}, "system_env": {}})
 
     async def metrics(self, _: Request) -> Response:
         """/metrics."""

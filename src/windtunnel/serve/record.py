@@ -3,19 +3,54 @@
 import asyncio
 import heapq
 import json
+from collections import deque
+from dataclasses import dataclass
 from math import nextafter
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.serve.engine import Engine, Stream
 
 ON_DISK_SECONDS = 0.5
 """After which what has ended, and came before all that is under way, stands in the file."""
+MOST_BRANCHES = 1 << 12
+"""Of a session from which nobody has gone on; those before are waited for by nobody."""
+Known = TypeVar("Known")
 
 
-MOST_BLOCKS = 1 << 20
-"""Of which it is known who wrote them first."""
+class Recent(Generic[Known]):
+    """What was used lately, by name. What was unused for longest is forgotten, a part at a time: so each name costs the
+    same however many there are."""
+
+    def __init__(self, parts: int, size: int) -> None:
+        """``size``: names of a part, which are forgotten at once."""
+        self._size, self._parts = size, deque[dict[Any, Known]]([{}], maxlen=parts)
+
+    def get(self, name: Any) -> Known | None:
+        """What is known by a name, and by this has been used."""
+        for part in self._parts:
+            if name in part:
+                found = part.pop(name)
+                self[name] = found
+                return found
+        return None
+
+    def __setitem__(self, name: Any, known: Known) -> None:
+        if len(self._parts[0]) >= self._size:
+            self._parts.appendleft({})
+        self._parts[0][name] = known
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What later rows ask of one that was written."""
+
+    number: int
+    prompt_tokens: int
+    arrived: float
+    ended: float
+    session: int
 
 
 class Recorder:
@@ -31,13 +66,13 @@ class Recorder:
         """Raises InputError if the file cannot be written."""
         self._engine, self._size = engine, engine.deployment.hash_block_size
         self._waiting: list[tuple[float, dict[str, Any], Stream]] = []
-        self._written: list[tuple[int, float, float, int]] = []
-        """Of each row the tokens of its prompt, its arrival and end, and its session."""
-        self._open: dict[int, set[int]] = {}
+        self._count = 0
+        """Rows that were written; what is known of them below is bounded, about 150 MB."""
+        self._first = Recent[Row](8, 1 << 17)
+        """Of each block who wrote the text up to its end first."""
+        self._open = Recent[dict[int, Row]](4, 1 << 14)
         """The rows of each session from which nobody has gone on."""
-        self._sessions: dict[str, int] = {}
-        self._first: dict[int, tuple[int, int]] = {}
-        """(Row, blocks): where the text up to the end of a block was written first, the longest unused first."""
+        self._sessions = Recent[int](4, 1 << 14)
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -62,61 +97,79 @@ class Recorder:
         """Write what may be written, again and again, until cancelled."""
         while True:
             await asyncio.sleep(ON_DISK_SECONDS)
-            self._write(self._engine.oldest)
+            while self._writes_one(self._engine.oldest):
+                await asyncio.sleep(0)
             self._file.flush()
 
-    def _write(self, until: float) -> None:
-        while self._waiting and self._waiting[0][0] < until:
-            _, row, stream = heapq.heappop(self._waiting)
-            number, asked = len(self._written), stream.arrival
-            session = self._sessions.setdefault(asked.session, number) if asked.session else None
-            if asked.hash_ids:
-                session = self._say_what_it_shares(row, asked.hash_ids, session)
-            row["session"] = number if session is None else session
-            self._written.append((asked.prompt_tokens, stream.arrived, stream.last_token, row["session"]))
-            self._open.setdefault(row["session"], set()).add(number)
-            self._line(row)
+    def _writes_one(self, until: float) -> bool:
+        """Write the next row, if it came before; whether there was one."""
+        if not self._waiting or self._waiting[0][0] >= until:
+            return False
+        _, row, stream = heapq.heappop(self._waiting)
+        number, asked = self._count, stream.arrival
+        self._count += 1
+        session = self._number_of(asked.session, number) if asked.session else None
+        if asked.hash_ids:
+            session = self._say_what_it_shares(row, asked.hash_ids, session)
+        row["session"] = number if session is None else session
+        written = Row(number, asked.prompt_tokens, stream.arrived, stream.last_token, row["session"])
+        blocks = (asked.prompt_tokens + asked.output_tokens) // self._size if asked.hash_ids else 0
+        for name in asked.hash_ids[:blocks]:
+            if self._first.get(name) is None:
+                self._first[name] = written
+        self._keep_open(written)
+        self._line(row)
+        return True
+
+    def _keep_open(self, row: Row) -> None:
+        others = self._open.get(row.session)
+        if others is None:
+            others = self._open[row.session] = {}
+        others[row.number] = row
+        if len(others) > MOST_BRANCHES:
+            del others[next(iter(others))]
+
+    def _number_of(self, name: str, number: int) -> int:
+        """Whose request it is that has this number."""
+        known = self._sessions.get(name)
+        if known is None:
+            known = self._sessions[name] = number
+        return known
 
     def _say_what_it_shares(self, row: dict[str, Any], names: tuple[int, ...], session: int | None) -> int | None:
         """``begins``, ``after`` and ``think_time``; whose session it is, if that is known."""
-        number, known = len(self._written), self._first
-        begins, cause = None, None
-        for name in names[: row["prompt_tokens"] // self._size]:
-            if name not in known:
+        cause: Row | None = None
+        for blocks, name in enumerate(names[: row["prompt_tokens"] // self._size], 1):
+            whose = self._first.get(name)
+            if whose is None:
                 break
-            whose, blocks = known[name] = known.pop(name)  # the latest to be used
-            prompt, _, end, its = self._written[whose]
-            if blocks * self._size > prompt:
-                if session not in (None, its) or not end <= row["arrival"]:
+            if blocks * self._size > whose.prompt_tokens:
+                if session not in (None, whose.session) or not whose.ended <= row["arrival"]:
                     break
                 cause = whose
-            begins = [whose, blocks * self._size]
-        if begins is not None:
-            row["begins"] = begins
-        if cause is not None:
-            session, after = self._written[cause][-1], self._waits(cause, row["arrival"])
-            end = max(self._written[whose][2] for whose in after)
-            row["after"], row["think_time"] = after, _between(end, row.pop("arrival"))
-        text = (row["prompt_tokens"] + row["output_tokens"]) // self._size
-        for block, name in enumerate(names[:text], 1):
-            known.setdefault(name, (number, block))
-        while len(known) > MOST_BLOCKS:
-            del known[next(iter(known))]
-        return session
+            row["begins"] = [whose.number, blocks * self._size]
+        if cause is None:
+            return session
+        after = self._waits(cause, row["arrival"])
+        row["after"] = sorted(after)
+        row["think_time"] = _between(max(one.ended for one in after.values()), row.pop("arrival"))
+        return cause.session
 
-    def _waits(self, cause: int, arrival: float) -> list[int]:
-        """The rows for which one waits that goes on from the answer of another, in order."""
-        _, began, _, session = self._written[cause]
-        joined = {row for row in self._open[session] if began < self._written[row][2] <= arrival} | {cause}
-        self._open[session] -= joined
-        return sorted(joined)
+    def _waits(self, cause: Row, arrival: float) -> dict[int, Row]:
+        """The rows for which one waits that goes on from the answer of another."""
+        left = self._open.get(cause.session) or {}
+        joined = {number: one for number, one in left.items() if cause.arrived < one.ended <= arrival}
+        for number in joined:
+            del left[number]
+        return joined | {cause.number: cause}
 
     def _line(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:
         """Write what is left."""
-        self._write(float("inf"))
+        while self._writes_one(float("inf")):
+            pass
         self._file.close()
 
 

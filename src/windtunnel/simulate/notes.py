@@ -3,6 +3,8 @@
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.errors import InputError
 from windtunnel.simulate.run import UNFINISHED, Requests, Run
+from windtunnel.simulate.samples import about_samples
+from windtunnel.workload import Workload
 
 _NO_HASH_IDS = "prefix caching is on, but the trace has no hash_ids: no shared prefixes are known, "
 QUIET = (
@@ -12,8 +14,8 @@ QUIET = (
 """Notes of what is as expected for most loads: said in passing, not as a warning. The second is of pipelines."""
 
 
-def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
-    """Requests that are rejected or cut, and shared prompts that are not known or not looked for."""
+def about_load(demand: Demand, cut: int, fleet: Fleet, workload: Workload) -> list[str]:
+    """Requests that are rejected or cut, shared prompts that are not known or not looked for, several sequences."""
     found, longest = [], min(limit.max_model_len for limit in fleet.limits)
     if refused := int(demand.refused.sum()):
         pools = zip(fleet.limits, fleet.policies, strict=True)
@@ -36,7 +38,7 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     caching = [settings for settings in fleet.policies if settings.prefix_caching]
     if not demand.knows_contents and caching:
         found.append(QUIET[any(not settings.without_known_prefixes().prefix_caching for settings in caching)])
-    return found
+    return found + about_samples(workload, demand.sample_of)
 
 
 def about_the_unfinished(requests: Requests, fleet: Fleet) -> list[str]:

@@ -52,6 +52,7 @@ from windtunnel.simulate.run import (
     Run,
     Stalls,
 )
+from windtunnel.simulate.samples import groups_of, refused_together, swapped
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.texts import tree
@@ -98,7 +99,7 @@ def simulate(
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet)
+    notes += about_images(deployment, workload, named) + about_load(demand, cut, fleet, workload)
     notes += _memory_notes(deployment, budgets, demand)
     if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
@@ -157,6 +158,7 @@ def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
     one_cache = not isinstance(record, handover.Handed) and any(policy.prefix_caching for policy in fleet.policies)
     why = why_again(demand, record.requests, ran, fleet.limits[0].block_size) if one_cache else {}
     found = {"stores": stores, "lives": lives, "reuse": reuse, "computed_again": again, "why_again": why}
+    found["swapped"] = swapped(record)
     return {name: value for name, value in found.items() if value}
 
 
@@ -329,6 +331,9 @@ def demand_of(workload: Workload, fleet: Fleet, reserved: int = 0) -> tuple[Dema
             refused |= workload.prompt_tokens + reserved > limit.num_blocks * limit.block_size
         else:
             refused |= workload.prompt_tokens > settings.longest_prompt(limit)
+    groups = groups_of(workload, fleet)
+    if groups is not None:
+        refused = refused_together(workload, groups, fleet, output, refused)
     demand = Demand(
         arrival=workload.arrival,
         prompt_tokens=workload.prompt_tokens,
@@ -345,6 +350,7 @@ def demand_of(workload: Workload, fleet: Fleet, reserved: int = 0) -> tuple[Dema
         max_tokens=np.minimum(workload.max_tokens, room),
         priority=workload.priority,
         images=inputs_of(workload),
+        sample_of=groups,
         hash_block_size=workload.hash_block_size,
         begins=None if workload.texts is None else tree(workload.texts),
     )

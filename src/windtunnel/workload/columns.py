@@ -60,12 +60,15 @@ class Workload:
     """How many tokens at the beginning of each prompt are the same whenever its session is played: tools and system
     prompt. Only AgentX asks. None: not known, taken as 0."""
     lanes: int = 0
-    """At most so many sessions in play: one takes a place with its first release and gives it back when all its rows
+    """At most this many sessions in play: one takes a place with its first release and gives it back when all its rows
     have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
     """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""
     images: tuple[int, int] = (0, 0)
     """How many images stand at the beginning of each prompt, and how many of its tokens each one is."""
+    sample_of: Integers | None = None
+    """For each row the first of the sequences of its request (OpenAI's ``n``), which stand one after the other and have
+    one prompt and one arrival; None: each row is a request."""
     measured: Measured | None = None
     """What of a run counts, where that is a window after a warm-up; None: all of it."""
     asked_rate: float = 0.0
@@ -98,6 +101,8 @@ class Workload:
         count, tokens = self.images
         if (count > 0) != (tokens > 0) or min(count, tokens, 0) < 0 or (count * tokens > self.prompt_tokens).any():
             raise InputError(f"images={self.images}: must be (images, tokens of each), and stand in every prompt")
+        if self.sample_of is not None:
+            rules.check_samples(self.sample_of, self.prompt_tokens, self.arrival, self.released_by_ends)
         for name in ("max_concurrency", "lanes"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1, or 0 for no limit")
@@ -214,6 +219,8 @@ class Workload:
         state = sha256(f"{len(self)} {self.hash_block_size} {self.max_concurrency}{images}".encode())
         for column in (*self.columns().values(), *(self.hash_ids or ()), *(self.after or ()), *(self.begins or ())):
             state.update(np.ascontiguousarray(column).tobytes())
+        if self.sample_of is not None:
+            state.update(self.sample_of.tobytes())
         if self.lanes:
             state.update(f"lanes {self.lanes}".encode())
         if self.measured is not None:
@@ -257,6 +264,8 @@ class Workload:
             settings["system_tokens"] = self.system_tokens[rows]
         if self.measured is not None:
             settings["measured"] = self.measured.taken(rows)
+        if self.sample_of is not None:
+            settings["sample_of"] = np.searchsorted(rows, self.sample_of[rows])
         settings["after"], settings["begins"] = graph.taken(self.after, rows), texts.taken(self.begins, rows)
         return Workload(**kept, **settings)
 

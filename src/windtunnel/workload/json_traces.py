@@ -65,7 +65,7 @@ def read_plain(data: bytes) -> tuple[dict[str, Any], Any] | None:
     """(The object of the first line, the other lines as a table of pyarrow's), where that is sure to be what
     ``read_lines`` finds: one plain ASCII object a line, no null. None where it is not.
 
-    A first line without ``schema_version`` is a row of the table, too.
+    A first line without ``schema_version`` is also a row of the table.
     """
     end = data.find(b"\n") + 1
     if len(data) < LARGE or not 0 < end < len(data):

@@ -199,9 +199,13 @@ def _table(path: Path, text: str) -> Iterator[Row]:
     if not head.count(separator):
         raise InputError(f"{str(path)!r}: its first line is no header of columns and no JSON")
     table = csv.DictReader(io.StringIO(text), delimiter=separator)
-    check_names(table.fieldnames or ())
-    for row in table:
-        yield {str(key): value for key, value in row.items() if key is not None}
+    try:
+        check_names(table.fieldnames or ())
+        for row in table:
+            yield {str(key): value for key, value in row.items() if key is not None}
+    except csv.Error as error:
+        why = str(error).partition(" - ")[0]
+        raise InputError(f"{str(path)!r}: line {table.line_num + 1}: is no CSV: {why}") from None
 
 
 def _flat(row: Row, before: str = "") -> Row:

@@ -155,6 +155,8 @@ def _blocks(rows: list[dict[str, Any]], settings: Columns) -> Columns:
 
 
 def _head(workload: Workload) -> dict[str, Any]:
+    if workload.sample_of is not None:
+        raise InputError("n: no file has sequences of one request: write the workload without, and add them again")
     if workload.images[0]:
         raise InputError(f"images={workload.images}: no file has them: write the workload without, and add them again")
     new = workload.after is not None or workload.begins is not None or workload.lanes > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def _hashes(blocks: Integers, prefix: Integers, prefix_blocks: int, owner: Integ
 
 
 def with_images(workload: Workload, count: int, tokens: int) -> Workload:
-    """So many images of so many tokens before each prompt, no two alike.
+    """Images before each prompt, as many and as long as given, no two alike.
 
     Raises InputError if prompts share text, since it is not known which images are part of it.
     """
@@ -173,3 +174,24 @@ def with_images(workload: Workload, count: int, tokens: int) -> Workload:
             f"images_per_prompt={count}: not simulated where prompts share text, as in {workload.name}: leave one out"
         )
     return replace(workload, prompt_tokens=workload.prompt_tokens + count * tokens, images=(count, tokens))
+
+
+def with_samples(workload: Workload, n: int) -> Workload:
+    """So many sequences for each prompt (OpenAI's ``n``), each a row with the prompt, arrival and output length of its
+    request.
+
+    Raises InputError below 1, and for sessions and closed loops.
+    """
+    check_count(f"n={n}: number of sequences", n * len(workload))
+    rows = np.repeat(np.arange(len(workload)), n)
+    columns: dict[str, Any] = {name: column[rows] for name, column in workload.columns().items()}
+    sample_of = n * rows
+    others, tokens = workload.texts or (np.full(len(workload), -1), np.zeros(len(workload), np.int64))
+    first = sample_of == np.arange(len(rows))
+    begins = (
+        np.where(first, np.where(others[rows] >= 0, n * others[rows], -1), sample_of),
+        np.where(first, tokens[rows], columns["prompt_tokens"]),
+    )
+    return replace(
+        workload, **columns, sample_of=sample_of, begins=begins, hash_ids=None, hash_block_size=0, after=None
+    )

@@ -224,3 +224,22 @@ def _stand_alike(offsets: Integers, ids: Integers, count: int) -> bool:
         if (known[piece] != before).any():
             return False
     return True
+
+
+def check_samples(sample_of: Integers, prompt_tokens: Integers, arrival: Floats, released_by_ends: bool) -> None:
+    """The sequences of a request: rows one after the other that name the first of them, with its prompt and arrival.
+
+    Closed loops and sessions have none, because it is not known which of their ends releases what follows.
+    """
+    if released_by_ends:
+        raise InputError("n: sequences of one request do not go with sessions, lanes and closed loops: leave one out")
+    rows = np.arange(len(prompt_tokens))
+    if len(sample_of) != len(rows) or (sample_of > rows).any() or (sample_of < 0).any():
+        raise InputError("sample_of: must name for each row itself, or the first of the rows before it")
+    follows = np.append(False, sample_of[1:] == sample_of[:-1])
+    wrong = first((sample_of != rows) & ~follows)
+    if wrong >= 0:
+        raise InputError(f"row {wrong + 1}: sample_of={sample_of[wrong]}: sequences of a request stand together")
+    unlike = first((prompt_tokens != prompt_tokens[sample_of]) | (arrival != arrival[sample_of]))
+    if unlike >= 0:
+        raise InputError(f"row {unlike + 1}: has another prompt or arrival than the first sequence of its request")

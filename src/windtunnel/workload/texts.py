@@ -117,7 +117,7 @@ def waits_for(row: int, other: int, parents_of: Callable[[int], Sequence[int]]) 
 def of_hashes(hash_ids: HashIds, size: int, prompt_tokens: Integers) -> Begins:
     """What prompts share by the ids of their blocks, of ``size`` tokens each.
 
-    An id stands for all before it, too. The longest run of ids that an earlier row had counts. The last block of either
+    An id also stands for all before it. The longest run of ids that an earlier row had counts. The last block of either
     prompt may be filled in part only.
     """
     offsets, values = hash_ids
@@ -202,7 +202,7 @@ def from_earlier(begins: Begins, prompt_tokens: Integers, output_tokens: Integer
             if has > most:
                 covered[owner] = has, row
             if most >= min(upto, counts[owner]) > 0:
-                break  # who has that has all above it, too
+                break  # who has that also has all above it
             owner, upto = above[owner], min(upto, counts[owner])
             has = upto
         shared[row], found[row] = best

@@ -198,7 +198,7 @@ def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
 
 
 def with_lanes(workload: Workload, lanes: int) -> Workload:
-    """These requests with at most so many sessions in play; 0: any number.
+    """These requests with at most this many sessions in play; 0: any number.
 
     Raises InputError where no request belongs to a session.
     """

@@ -112,3 +112,8 @@ def test_times_below_zero_stand_and_are_counted() -> None:
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(InputError, match="linear: 2 points: needs at least 3"):
         Linear().fit(points("tokens", [1, 2], [0, 0], [1.0, 2.0]))
+
+
+def test_the_ends_alone_cannot_be_held_out() -> None:
+    with pytest.raises(InputError, match="2 points: too few to hold any out"):
+        held_out(Linear(), points("tokens", [1.0, 8.0], [0.0, 0.0], [1.0, 2.0]))

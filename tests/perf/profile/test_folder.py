@@ -8,7 +8,7 @@ import pytest
 from profiling.handmade import LLAMA_8B, seconds, write_profile
 
 from windtunnel.errors import InputError
-from windtunnel.perf.profile.folder import NEEDED, read_profile
+from windtunnel.perf.profile.folder import read_profile
 from windtunnel.perf.profile.shapes import HOST
 
 VIDUR = Path(__file__).parents[4] / "shared" / "vidur" / "profiling"
@@ -43,7 +43,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 def test_vidur_s_folder_is_read() -> None:
     found = read_profile(VIDUR)
     assert (found.device, found.shards, found.about) == ("a100", (2,), {})
-    assert all((name, 2) in found.points for name in NEEDED)
+    assert all((name, 2) in found.points for name in found.shape.needed)
     prefill = found.points["attn_prefill", 2]
     here = (prefill.a == 64) & (prefill.b == 0)
     assert here.sum() == 1

@@ -39,6 +39,10 @@ def test_a_profile_of_a_busy_machine_is_said_to_be_one(folder: Path) -> None:
         manifest.write_text(json.dumps(about | {"repeats_differ": {"mlp_up_proj": differ, "add": 0.3, "rope": differ}}))
         notes = tabulate(pool(), f"profile:{folder}").notes
         assert ("points that were measured twice differ by 16917 %" in " ".join(notes)) is busy
+    for waited, busy in ((0.1, False), (1.2, True)):  # all points alike, each time
+        manifest.write_text(json.dumps(about | {"waited_for_cpu": waited}))
+        notes = tabulate(pool(), f"profile:{folder}").notes
+        assert ("threads waited 1.2 s for a CPU in each second" in " ".join(notes)) is busy
 
 
 @pytest.fixture
@@ -128,7 +132,8 @@ def test_beyond_the_points_times_count_as_modelled(folder: Path) -> None:
         ({"tp": 4}, r"has no shards of tensor_parallel_size=4 \(1, 2 measured\)"),
         ({"name": "a100"}, "measured on h100_sxm, the deployment has a100_sxm"),
         ({"model": "Qwen/Qwen3-0.6B"}, "no model of this shape"),
-        ({"model": "mistralai/Mixtral-8x7B-v0.1"}, "equal layers of attention and a dense network"),
+        ({"model": "mistralai/Mixtral-8x7B-v0.1"}, "no model of this shape"),
+        ({"model": "openai/gpt-oss-20b"}, "equal layers of attention, also latent"),
     ],
 )
 def test_a_deployment_that_was_not_profiled(folder: Path, changes: dict[str, Any], words: str) -> None:

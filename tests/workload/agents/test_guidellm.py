@@ -63,6 +63,11 @@ def test_delays_are_those_of_parents(tmp_path: Path) -> None:
         ({"turns": [node("a", 1, 1, ("bb", "full")), node("b", 1, 1)]}, "node 'bb'.*did you mean 'b'"),
         ({"turns": [node("a", 1, 1), node("b", 1, 1, ("a", "ful"))]}, "did you mean 'full'"),
         ({"turns": [node("a", 1, 1), node("a", 1, 1)]}, "node_id: one stands twice"),
+        (
+            {"turns": [node("a", 1, 1), {"columns": 3, "parents": [], "node_id": "b"}]},
+            "row 1: is no conversation as guidell",
+        ),
+        ({"turns": [node("a", 1, 1) | {"settings": 3}]}, "row 1: is no conversation as guidellm writes it"),
         ({"prompt_0": "hello"}, "row 1: turn 0: output_tokens_count=None: must be the answer's tokens"),
     ],
 )

@@ -38,7 +38,7 @@ def profile(
     Parameters
     ----------
     model
-        A name of windtunnel list models, or a config.json or its folder: layers of attention and a dense network.
+        A name of windtunnel list models, or a config.json or its folder: attention and networks.
     output
         Folder of the profile.
     device_kind
@@ -129,17 +129,21 @@ def _device(name: str, kind: str, threads: int) -> "Device | None":
 
 
 def _show(measured: "Profile") -> None:
-    from windtunnel.cli.terminal import remarks, show, table, wrapped
+    from windtunnel.cli.terminal import remarks, show, table
+    from windtunnel.errors import InputError
     from windtunnel.perf.estimators.kinds import DEFAULT, grid
     from windtunnel.perf.estimators.selection import errors, held_out
     from windtunnel.perf.profile.folder import unsteady
 
     repeats, rows = measured.about["repeats_differ"], []
     for (operator, tp), points in measured.points.items():
-        found = errors(held_out(grid(DEFAULT)[0], points))
+        try:
+            apart = f"{100 * errors(held_out(grid(DEFAULT)[0], points)).median:.1f}"
+        except InputError:
+            apart = "–"
         again = f"{100 * repeats[operator]:.1f}" if operator in repeats else "–"
         times = [f"{1e6 * points.seconds[i]:.1f}" for i in (points.seconds.argmin(), points.seconds.argmax())]
-        rows.append([f"{operator} TP {tp}", str(len(points)), *times, f"{100 * found.median:.1f}", again])
+        rows.append([f"{operator} TP {tp}", str(len(points)), *times, apart, again])
     names = ["operator", "points", "least µs", "most µs", "held out %", "again %"]
     title = f"{measured.device}: median error of a fifth of the points from the others; of points measured again"
     said = []
@@ -149,9 +153,8 @@ def _show(measured: "Profile") -> None:
             f"where one request has half of all keys, decode attention takes {middle:.2f} times as long (median, at "
             f"most {most:.2f}), in two calls: runs know the keys of a step together"
         ]
-    show(table(names, rows, title), *remarks(said))
-    if trouble := unsteady(measured.about):
-        show(wrapped(trouble))
+    trouble = unsteady(measured.about)
+    show(table(names, rows, title), *remarks([*said, *([trouble] if trouble else [])]))
 
 
 def _show_difference(one: "Profile", other: "Profile") -> None:

@@ -31,7 +31,7 @@ RULES: Fields = [
             "reserves_first",  # memory is given before running requests take theirs for the next step, not after
             "reservation",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has
-            "local",  # a prompt of up to so many stays with a decode replica
+            "local",  # a prompt of up to this many stays with a decode replica
             "expires",  # WAITS, FAILS or RECOMPUTES: what follows when the lease or the timeout runs out
         )
     ),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.clients import Window
 from windtunnel.core.disaggregation.order import reorder
-from windtunnel.core.dispatch import check
+from windtunnel.core.dispatch import check, show
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
 from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, present, received
 from windtunnel.core.fleet.roster import DOWN, DRAINING, OFF, STARTING, UP, Crew, Life, Roster
@@ -157,6 +157,7 @@ class Service:
             loop(self.state, self.order, course, arrivals, None, None, routers, limit, until, None, self.told) == FULL
         ):
             self._make_room()
+        show(self.state)
 
     def _make_room(self) -> None:
         """The loop lacks room."""

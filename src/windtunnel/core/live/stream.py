@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.dispatch import check
+from windtunnel.core.dispatch import check, show
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, new_state, turns_of, with_room
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.live.slots import grown, named, nobody
@@ -118,6 +118,7 @@ class Stream:
         routers = self.router, self.router
         while loop(self.state, self.order, self.course, arrivals, None, None, routers, 0, until, None, None) == FULL:
             self.state = with_room(self.state)
+        show(self.state)
         counters, requests = self.state.counters, self.state.requests
         rows, stalls = self.state.rows[: counters[ROWS]].copy(), self.state.stalls[: counters[STALLS]].copy()
         counters[[ROWS, STALLS]] = 0

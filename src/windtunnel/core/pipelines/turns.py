@@ -294,7 +294,7 @@ def step_on_arrival(
 
 @part
 def following(i: int, count: int) -> int:
-    """The next of so many in a ring."""
+    """The next of this many in a ring."""
     return i + 1 if i + 1 < count else 0
 
 
@@ -395,7 +395,7 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
 
 @part
 def shortest_rounds(pool: Pool, lane: Lane, pipe: Pipe, most: int) -> float:
-    """Seconds at least before a lane that only decodes, at most so many requests in a step, can finish any of them.
+    """Seconds at least before a lane that only decodes, at most this many requests in a step, can finish any of them.
 
     Each step of a slot passes through all stages after the one before. One step of slack covers rounding.
     """

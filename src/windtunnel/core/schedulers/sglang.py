@@ -518,14 +518,14 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         return 0, 0, False
     lane.decodes = state.seats[i, PHASES, 0] = lane.top
     rounds = lane.free // lane.top
-    if pool.page > 1:  # in so many rounds each request begins one page; nothing is evicted before
+    if pool.page > 1:  # in this many rounds each request begins one page; nothing is evicted before
         rounds = pool.page * ((lane.free - lane.evictable) // (lane.top * pool.page) - 1)
     return min(lane.next_end - lane.clock - 1, rounds) - ahead, 0, not lane.full
 
 
 @part
 def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
-    """What so many equal rounds leave behind."""
+    """What this many equal rounds leave behind."""
     lane, group = state.lanes[i], state.groups[state.lanes[i].group]
     row = state.counters[ROWS] - group.num_lanes + i - group.first_lane
     if lane.top == 0:

@@ -50,9 +50,9 @@ MAX_MATCHED_QUEUE = 128
 REFRESH_INTERVAL = 32
 """In an order that looks nothing up, every so many rounds those that wait renew what they would find in the tree."""
 IN_BATCH_CHECK = 32
-"""A request with at most so many tokens in the cache is compared with the queue before it."""
+"""A request with at most this many tokens in the cache is compared with the queue before it."""
 IN_BATCH_SHARED = 32
-"""From so many tokens in common on, it waits for the earlier one to put them into the cache."""
+"""From this many tokens in common on, it waits for the earlier one to put them into the cache."""
 LATER = 1e15
 """More than any other key."""
 
@@ -293,7 +293,7 @@ def open_budgets(pool: Pool, lane: Lane, seats: Array) -> None:
 
 @compiled
 def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, tokens: int, start: float) -> int:
-    """Let a request compute so many tokens in this round; what becomes of the queue. For a prompt that goes on memory
+    """Let a request compute this many tokens in this round; what becomes of the queue. For a prompt that goes on memory
     is not checked."""
     cut, reserve = request.prompt + request.generated - request.context > tokens, request.declared
     if cut:

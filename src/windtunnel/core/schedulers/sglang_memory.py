@@ -170,7 +170,7 @@ OUT_OF_MEMORY = 1
 
 @part
 def paged(pool: Pool, tokens: int) -> int:
-    """Tokens of the pages that so many tokens begin."""
+    """Tokens of the pages that this many tokens begin."""
     return -(-tokens // pool.page) * pool.page
 
 
@@ -300,8 +300,8 @@ def take_back(tree: Any, pool: Pool, lane: Lane, request: Request, held: int, wa
 
 
 RETRACT_DECODE_STEPS = 20
-"""What is sent back leaves cached tokens to be evicted until so many are free for every request that stays; 0.4.6 goes
-on sending back until then (sglang/global_config.py, environ.py)."""
+"""What is sent back leaves cached tokens to be evicted until this many are free for every request that stays; 0.4.6
+goes on sending back until then (sglang/global_config.py, environ.py)."""
 NO_SPACE_FOR_ONE = 2
 """A fault beside OUT_OF_MEMORY."""
 PREEMPTED = 1

@@ -202,7 +202,7 @@ def end_of_round(pool: Pool, group: Group, lane: Lane, turns: Any) -> float:
 
 @part
 def decay(pool: Pool, lane: Lane, rounds: int) -> None:
-    """What so many decode rounds without a retraction take from the ratio."""
+    """What this many decode rounds without a retraction take from the ratio."""
     for _ in range(rounds):
         if lane.ratio == pool.min_ratio:
             break
@@ -260,7 +260,7 @@ def jump(state: State, pool: Pool, group: Group, until: float, turns: MicroBatch
 
 @part
 def fill_up(tree: Any, pool: Pool, lane: Lane, turns: MicroBatches, rounds: int) -> None:
-    """Evict what so many equal rounds have evicted."""
+    """Evict what this many equal rounds have evicted."""
     if tree is not None and pool.radix_cache and lane.free < lane.evictable:
         free = lane.free
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
@@ -312,7 +312,10 @@ POOL_FIELDS: Fields = [
         "ignore_eos",
         *("by_priority", "low_first", "preempts", "preemption_threshold", "retracts_by_priority"),
         "most_prompts",  # requests of a prefill round
-        *("interval", "interval_from"),  # rounds without prompts after one with them, from so many running requests on
+        *(
+            "interval",
+            "interval_from",
+        ),  # rounds without prompts after one with them, from this many running requests on
         "slots_at_once",  # seats that have to be free before new prompts run beside others
         "looks",  # at an idle lane in which requests wait: an idle round says nothing about the next one
         "stages",
@@ -327,7 +330,7 @@ LANE_FIELDS: Fields = [
     *_integers(
         "ended",  # running requests that have ended
         "batch",  # seats of the latest prefill round
-        "mixed",  # it held the running requests, too
+        "mixed",  # it also held the running requests
         "full",  # batch_is_full
         "joined",  # requests that have come from other lanes and not taken part in a round yet
         "chunked",  # the request whose prompt is part-way

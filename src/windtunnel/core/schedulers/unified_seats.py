@@ -147,7 +147,7 @@ def blocks_with(pool: Pool, request: Request, tokens: int) -> int:
 
 @part
 def blocks_held(pool: Pool, request: Request, context: int) -> int:
-    """Blocks of a request with so many tokens in the cache whose prompt is done."""
+    """Blocks of a request with this many tokens in the cache whose prompt is done."""
     return blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
 
 
@@ -243,7 +243,7 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, ends: Array, left: int,
 
 @part
 def add_prefill(pool: Pool, lane: Lane, seats: Array, request: Request, i: int, tokens: int) -> None:
-    """Seat ``i`` computes so many tokens of its prompt in this step, which may be part-way after it."""
+    """Seat ``i`` computes this many tokens of its prompt in this step, which may be part-way after it."""
     seats[NOW, i] = tokens
     if tokens > 0:
         add_chunk(lane, seats, tokens, request.context, 0)

@@ -63,7 +63,7 @@ def put_one_off(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Pip
 
 @part
 def move_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Pipe, i: int, steps: int) -> None:
-    """Let the decode of a seat take its turns so many steps later."""
+    """Let the decode of a seat take its turns this many steps later."""
     ends = seats[ENDS, i]
     context = context_of(pool, lane, pipe, requests[seats[WHO, i]], ends)
     count_decode(pool, lane, seats, pipe, ends, context, -1)

@@ -79,7 +79,7 @@ ROW, INTEGER, SEQUENCES = attrgetter("row"), {int}, (tuple, list)
 
 
 def view_of(record: np.dtype[Any]) -> Any:
-    """A class of views of such records, a new one for each run: so those of other runs are told apart."""
+    """A class of views of such records, a new one for each run: so that those of other runs differ."""
     parts: list[tuple[str, Any]] = []
     at = 0
     for name, (kind, offset, *_) in sorted((record.fields or {}).items(), key=lambda item: item[1][1]):

@@ -50,7 +50,7 @@ LIMIT_COLUMNS = np.dtype(
 
 @compiled
 def show(lane: Lane, seats: Array, requests: Array, extra: Any, i: int, gone: int, blocks: int) -> None:
-    """Write the columns of lane ``i``; so many seats and blocks are missing from its limits."""
+    """Write the columns of lane ``i``; this many seats and blocks are missing from its limits."""
     k = 0
     for seat in range(lane.top):
         ends = seats[ENDS, seat]

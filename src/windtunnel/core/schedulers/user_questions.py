@@ -178,7 +178,7 @@ def find_fault(state: State, pool: Pool, i: int) -> None:
 
 @part
 def fault_of(pool: Pool, request: Any, i: int, stamp: int, tokens: int, budget: int, places: int) -> tuple[int, int]:
-    """(What is wrong with computing so many tokens of a request, the limit that they exceed)."""
+    """(What is wrong with computing this many tokens of a request, the limit that they exceed)."""
     left = request.known - request.computed
     if request.evicted_at == stamp and request.lane == i:
         return EVICTED_TOO, 0

@@ -172,7 +172,7 @@ def decodes(request: Row) -> bool:
 
 @part
 def gives_token(request: Row, computed: int) -> bool:
-    """Whether a request gets a token once so many of its tokens are computed."""
+    """Whether a request gets a token once this many of its tokens are computed."""
     return bool(computed >= request.prompt + request.generated + request.unknown)
 
 
@@ -191,7 +191,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Row, ends: int) ->
 
 @part
 def offer_known(pool: Pool, lane: Lane, request: Row, extra: Any, r: int, tokens: int) -> None:
-    """Others can find so many tokens of a request."""
+    """Others can find this many tokens of a request."""
     offer(pool, lane, extra.cache, r, tokens)
     request.certain = max(request.certain, tokens)
 
@@ -260,8 +260,9 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
+    tokens = pool.max_num_batched_tokens
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, None, None, most, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, None, None, most, tokens, 0, 0, wanted_tokens, serve, evict
     )
     if not preempted and lane.head != NONE:
         admission.admit(pool, lane, requests, seats, extra, None, extra.stores, extra.drafts, None, budget, most, start)

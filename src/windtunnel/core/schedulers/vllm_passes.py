@@ -27,6 +27,7 @@ from windtunnel.core.seats import (
     NEVER,
     NOW,
     SEQUENCE,
+    STEADY,
     TOKENS,
     WHO,
     add_chunk,
@@ -221,7 +222,7 @@ def evict(
 @part
 def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, prefills: bool) -> None:
     """Take a victim's tokens out of the step, or leave them there as a chunk of a request that is gone (vLLM ≤ 0.10,
-    a flaw: they count as computed, too)."""
+    a flaw: they also count as computed)."""
     k = 0
     while k < lane.chunks and seats[SEQUENCE, k] < request.sequence:
         k += 1
@@ -268,19 +269,22 @@ def visit_in_turn(
     drafts: Any,
     encoder: Any,
     most: int,
+    budget: int,
+    slots: int,
+    i: int,
     wants: Any,
     serve: Any,
     drop: Any,
 ) -> tuple[int, bool]:
-    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
-    how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    slots = 0 if drafts is None else pool.draft_slots
-    budget, preempted, i, skipped = pool.max_num_batched_tokens - slots, False, 0, 0
-    for k in range(lane.top):
+    """Visit the seats from the ``i``-th on as the engine does: (the budget that is left, whether any request was
+    preempted). ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how
+    another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
+    preempted, skipped = False, 0
+    for k in range(i, lane.top):
         seats[NOW, k] = 0
     while i < lane.top and budget > 0:
         ends = seats[ENDS, i]
-        if ends == EMPTY or skipped > 0:
+        if STEADY <= ends < NEVER or skipped > 0:
             skipped -= 0 if ends == EMPTY else 1
             i += 1
             continue
@@ -322,7 +326,22 @@ def schedule_in_turn(
     pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, encoder: Any, most: int
 ) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
-    found = visit_in_turn(pool, lane, requests, seats, extra, None, encoder, most, wanted_tokens, compute_chunk, evict)
+    found = visit_in_turn(
+        pool,
+        lane,
+        requests,
+        seats,
+        extra,
+        None,
+        encoder,
+        most,
+        pool.max_num_batched_tokens,
+        0,
+        0,
+        wanted_tokens,
+        compute_chunk,
+        evict,
+    )
     hold_back(pool, lane, requests, seats, extra, extra.pipe)
     return found
 

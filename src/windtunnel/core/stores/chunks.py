@@ -79,7 +79,7 @@ OF_REQUEST: Fields = [
             "looked",  # how often it had been preempted when its chunks were last looked for; NONE: never
             "saved",  # tokens that the stores have been offered
             "kept",  # blocks that it holds while it does not run
-            "shared",  # tokens at its beginning that another request may have, too
+            "shared",  # tokens at its beginning that another request may also have
             "again",  # tokens of its prompt that the lane, which got the others with their KV, computes as an answer
             "came",  # it came with its KV, and has not been in a step yet
             "wrote",  # a store may have tokens that are its own alone

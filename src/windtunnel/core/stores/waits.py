@@ -224,7 +224,7 @@ def take_held(pool: Pool, lane: Lane, request: Request, stores: Stores, r: int) 
 
 
 # Requests that come with their KV from another lane. The engine's MultiConnector has the first connector load that has
-# something, which is that of the hand-over, and asks and tells the stores, too.
+# something, which is that of the hand-over, and also asks and tells the stores.
 
 
 @part
@@ -245,7 +245,7 @@ def note_staged(pool: Pool, lane: Lane, stores: Any, request: Request, r: int) -
 
 @part
 def note_unstaged(pool: Pool, lane: Lane, stores: Any, request: Request) -> None:
-    """It has it no longer, or a seat, too."""
+    """It no longer has it, or it also has a seat."""
     if stores is not None and lane.ports > 0:
         lane.kv_reserved -= missing_blocks(pool, request)
 

@@ -54,7 +54,7 @@ def texts_of(demand: Any) -> Texts:
 
 
 def shared_tokens(demand: Any) -> NDArray[np.int64]:
-    """[requests] tokens at the beginning of each text that another one may have, too."""
+    """[requests] tokens at the beginning of each text that another one may also have."""
     found = np.zeros(len(demand.arrival), dtype=np.int64)
     if demand.begins is not None:
         others, tokens = demand.begins

@@ -94,7 +94,8 @@ def selective_scan(keys: Keys, hidden: int) -> SelectiveScan:
 
 def _listed(keys: Keys, key: str, known: Mapping[str, str]) -> list[str]:
     """What a list has for each layer; InputError unless it has as many as there are."""
-    found = [keys.of_layer(key, index, known) for index in range(len(keys.get(key)))]
+    listed = keys.get(key)
+    found = [keys.of_layer(key, index, known) for index in range(len(listed) if isinstance(listed, str | list) else 1)]
     layers = keys.integer("num_hidden_layers", default=len(found))
     if len(found) != layers or not layers:
         raise keys.wrong(f"{key} lists {len(found)} layers", f"must list num_hidden_layers={layers}, ≥ 1")
@@ -130,7 +131,7 @@ def _state_bytes(keys: Keys) -> int:
     dtype = keys.get("mamba_ssm_cache_dtype")
     if dtype is None:
         return 0
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise keys.wrong(f"mamba_ssm_cache_dtype={dtype!r}", f"must be one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 

@@ -44,12 +44,12 @@ def kinds_of(problem: Problem, apart: bool = False) -> list[Kind]:
 
 @dataclass
 class Flow:
-    """The program over so many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
+    """The program over this many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
 
     Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request
     that misses a limit need not end: what comes after does not count.
     ``most`` keeps other objectives at a value or below. For goodput, equal requests
-    are told apart, since each has a first and a last token of its own.
+    are kept separate, since each has a first and a last token of its own.
     """
 
     problem: Problem

@@ -20,7 +20,7 @@ from windtunnel.optimum.schedule import Batch
 
 @dataclass
 class Literal:
-    """The program over so many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
+    """The program over this many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
 
     Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request
     that misses a limit need not end: what comes after does not count.
@@ -204,7 +204,7 @@ class Literal:
         return blocks
 
     def _event(self, i: int, wanted: int, ends: list[Any]) -> Any:
-        """When a request has so many tokens, or later."""
+        """When a request has this many tokens, or later."""
         time = self.model.new_int_var(0, LONGEST, "")
         emitted: Any = 0
         for j, end in enumerate(ends):

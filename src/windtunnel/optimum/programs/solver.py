@@ -116,7 +116,7 @@ def solve(
     workers: int,
     progress: Progress | None = None,
 ) -> Answer:
-    """Solve a minimisation for at most so many seconds; Ctrl-C ends it with what is proven by then.
+    """Solve a minimisation for at most this many seconds; Ctrl-C ends it with what is proven by then.
 
     ``value`` says what the number that it makes small stands for.
     """

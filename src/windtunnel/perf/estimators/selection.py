@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.points import Learner, Points
 
@@ -40,7 +41,10 @@ def folds(points: Points, count: int = FOLDS) -> NDArray[np.int64]:
 
 
 def held_out(learner: Learner, points: Points, count: int = FOLDS) -> Floats:
-    """Relative errors, predicted ÷ measured − 1, of every point that is in a fold, from the points of the others."""
+    """Relative errors, predicted ÷ measured − 1, of every point that is in a fold, from the points of the others.
+
+    Raises InputError where all are the ends of their axes.
+    """
     fold = folds(points, count)
     found = []
     for i in range(count):
@@ -48,6 +52,8 @@ def held_out(learner: Learner, points: Points, count: int = FOLDS) -> Floats:
         if test.any():
             fitted = learner.fit(points.where(~test))
             found.append(fitted.times(points.where(test)) / points.seconds[test] - 1.0)
+    if not found:
+        raise InputError(f"{len(points)} points: too few to hold any out; measure more sizes")
     return np.concatenate(found)
 
 

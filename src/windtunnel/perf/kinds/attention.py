@@ -30,7 +30,7 @@ class PerHead:
     """Bytes/s of one block."""
 
     def least(self, kernel: "Attention", device: Device, a: Floats, keys: Floats) -> Floats:
-        """Seconds of ``a`` requests with so many keys each."""
+        """Seconds of ``a`` requests with this many keys each."""
         of_one = keys * (kernel.head_dim + kernel.v_head_dim) * STORED_BYTES[kernel.kv_dtype]
         all_heads = a * kernel.heads * of_one / (self.rate * device.memory_bandwidth)
         return np.where(a * kernel.heads > self.above, np.maximum(of_one / self.block, all_heads), 0.0)
@@ -41,7 +41,7 @@ MASKED = PerHead(1.8, block=50e9)
 batches of Llama-3-8B on A100 (../shared/truth/static_batches)."""
 
 PAGED = PerHead(0.35, above=512)
-"""The first paged attention kernel of vLLM 0.6 on AMD's GPUs, chosen above so many blocks (rocm_flash_attn.py): from
+"""The first paged attention kernel of vLLM 0.6 on AMD's GPUs, chosen above this many blocks (rocm_flash_attn.py): from
 the static batches of Llama-3-8B on one and two MI300X."""
 
 
@@ -57,7 +57,7 @@ class Attention(Kernel):
     head_dim: int
     v_head_dim: int
     window: int = 0
-    """A query sees only so many keys; 0: all."""
+    """A query sees only this many keys; 0: all."""
     kv_dtype: str = "bfloat16"
     tiled: bool = False
     """A decode beside prefill chunks in one call of FlashAttention 2: every query fills a tile of its own."""

@@ -189,7 +189,7 @@ def _with_heads(kernel: BlockSparseAttention, heads: int) -> BlockSparseAttentio
 
 
 def module(phase: str, heads: int, kv_dtype: str, dtype: str) -> BlockSparseAttention:
-    """What was measured: MiniMax-M3's module with so many query heads."""
+    """What was measured: MiniMax-M3's module with this many query heads."""
     groups = max(1, heads // GROUP)
     index = (groups, INDEX_HEAD_DIM, TOP_K)
     return BlockSparseAttention(phase, HIDDEN, heads, groups, HEAD_DIM, HEAD_DIM, *index, kv_dtype, dtype)

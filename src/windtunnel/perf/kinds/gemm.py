@@ -254,7 +254,7 @@ REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
 
 CASTS, CAST_ROWS = 3.0, 128
-"""Up to so many rows a cast is a good part of a product's time, but not so many times as long: that is the host."""
+"""Up to this many rows a cast is a good part of a product's time, but not so many times as long: that is the host."""
 
 
 class GemmTable(Table):

@@ -59,7 +59,7 @@ HEAD_DIM, CONV_KERNEL = 128, 4
 """Of the layers in the tables (Kimi-K3's config.json); the number of heads is the local one."""
 
 HOST_BOUND = 10.0
-"""A convolution of few tokens that takes so many times another engine's waited for the host."""
+"""A convolution of few tokens that takes this many times another engine's waited for the host."""
 
 Points = dict[int, float]
 """Requests or tokens -> seconds."""

@@ -16,7 +16,7 @@ from windtunnel.perf.kinds.gemm import Gemm
 
 @dataclass(frozen=True)
 class OfAllRanks(Derived):
-    """A kernel for the ``a`` rows of each of so many ranks: they are taken to have as many."""
+    """A kernel for the ``a`` rows of each of this many ranks: they are taken to have as many."""
 
     kernel: Kernel
     ranks: int

@@ -13,7 +13,7 @@ from windtunnel.perf.estimators.files import MANIFEST, Trained, load, save, trai
 from windtunnel.perf.estimators.kinds import DEFAULT, grid
 from windtunnel.perf.estimators.points import Learner, points_of
 from windtunnel.perf.kernel_times import INTERPOLATED, MODELLED, KernelTimes
-from windtunnel.perf.profile.folder import NEEDED, Profile, read_profile, stamp
+from windtunnel.perf.profile.folder import Profile, read_profile, stamp
 from windtunnel.perf.profile.shapes import Shape
 
 NEAR = 1.01
@@ -45,9 +45,9 @@ class Estimates:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Degrees of tensor parallelism with all operators of NEEDED."""
+        """Degrees of tensor parallelism with all operators that the model needs."""
         degrees = sorted({int(name.rpartition("@")[2]) for name in self.trained})
-        return tuple(tp for tp in degrees if all(self.has(name, tp) for name in NEEDED))
+        return tuple(tp for tp in degrees if all(self.has(name, tp) for name in self.shape.needed))
 
     def has(self, operator: str, tp: int) -> bool:
         """Whether an operator was measured."""

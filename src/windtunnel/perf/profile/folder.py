@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text
 from windtunnel.perf.estimators.points import Points, points_of
-from windtunnel.perf.profile.shapes import ATTENTION, HEAD, HOST, PROJECTIONS, TOKEN_OPERATORS, Shape
+from windtunnel.perf.profile.shapes import ATTENTION, BITS_8, EVERY_TOKEN_OPERATOR, HEAD, HOST, Shape
 
 MANIFEST = "profile.json"
 TIME = "time_stats.{}.median"
-NEEDED = (*PROJECTIONS, "attn_prefill", "attn_decode")
-"""Without these there is no profile of a model."""
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -41,9 +39,9 @@ class Profile:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Degrees of tensor parallelism with all operators of NEEDED."""
+        """Degrees of tensor parallelism with all operators that the model needs."""
         degrees = sorted({tp for _, tp in self.points})
-        return tuple(tp for tp in degrees if all((name, tp) in self.points for name in NEEDED))
+        return tuple(tp for tp in degrees if all((name, tp) in self.points for name in self.shape.needed))
 
 
 def read_profile(folder: Path, device: tuple[str, ...] = (), shape: Shape | None = None) -> Profile:
@@ -124,7 +122,7 @@ def _profile(path: Path, mlp: Columns, wanted: Shape | None) -> Profile:
     shape, files = _shape(path / "mlp.csv", mlp, wanted), [path / "mlp.csv"]
     found: dict[tuple[str, int], Points] = {}
     tokens, shards = mlp["num_tokens"], mlp["num_tensor_parallel_workers"].astype(int)
-    for name in TOKEN_OPERATORS:
+    for name in EVERY_TOKEN_OPERATOR:
         _add(found, path / "mlp.csv", mlp, name, shape, shards, tokens, "tokens")
     if (path / "attention.csv").is_file():
         files.append(path / "attention.csv")
@@ -144,7 +142,7 @@ def _profile(path: Path, mlp: Columns, wanted: Shape | None) -> Profile:
             name = path.absolute().relative_to(root / "compute" / device).as_posix()
             files += [file] * _host(found, file, shape, name)
     profile = Profile(device, shape, found, tuple(files), about)
-    missing = [name for name in NEEDED if not any(operator == name for operator, _ in found)]
+    missing = [name for name in shape.needed if not any(operator == name for operator, _ in found)]
     if missing or not profile.shards:
         what = ", ".join(missing) or "an operator at every degree of tensor parallelism"
         raise InputError(f"profile {str(path)!r}: lacks {what}: measure it, or take another folder")
@@ -263,11 +261,18 @@ def _shape(path: Path, table: Columns, wanted: Shape | None) -> Shape:
     sizes = dict(zip(names, next(iter(rows)), strict=True))
     head = int(table["head_dim"][0]) if "head_dim" in table else sizes["n_embd"] // sizes["n_head"]
     gated, vocabulary = bool(sizes.pop("use_gated_mlp")), sizes.pop("vocab_size")
-    return Shape(**sizes, use_gated_mlp=gated, vocab_size=vocabulary, head_dim=head).as_of(wanted)
+    sizes |= {name: int(table[name][0]) for name in OPTIONAL if name in table}
+    weights = BITS_8[int(table["weights"][0])] if "weights" in table else "bfloat16"
+    found = Shape(**sizes, use_gated_mlp=gated, vocab_size=vocabulary, head_dim=head, weights=weights)
+    return found.as_of(wanted)
 
 
+OPTIONAL = tuple(field.name for field in fields(Shape) if field.default == 0)
+"""Columns of models that Vidur does not know."""
 STEADY = 0.25
 """By which share a point may differ when it is measured again: more is no property of a kernel."""
+WAITED = 0.1
+"""Seconds that threads may wait for a CPU in each second of a measurement."""
 TRUTHS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0, "": np.nan}
 
 
@@ -292,7 +297,7 @@ def _table(
     found: dict[str, NDArray[Any]] = {}
     for i, name in enumerate(names):
         median = name.startswith("time_stats.") and name.endswith(".median")
-        if not (median or name in (*needed, *also, "head_dim")):
+        if not (median or name in (*needed, *also, "head_dim", "weights", *OPTIONAL)):
             continue
         if wrong := next((n for n, row in enumerate(rows) if row[i : i + 1] and row[i].lower() == "nan"), None):
             raise InputError(
@@ -309,7 +314,10 @@ def _table(
 
 
 def unsteady(about: Mapping[str, Any]) -> str:
-    """Why times of a profile are not to be trusted; empty where points that were measured twice agree, or were not."""
+    """Why times of a profile are not to be trusted: others had the CPU, or points that were measured twice differ."""
+    waited = float(about.get("waited_for_cpu", 0.0))
+    if waited > WAITED:
+        return f"threads waited {waited:.2g} s for a CPU in each second: the machine was busy: profile an idle one"
     differ = list(about.get("repeats_differ", {}).values())
     usual = float(np.median(differ)) if differ else 0.0
     if usual <= STEADY:

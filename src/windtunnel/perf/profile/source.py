@@ -37,6 +37,22 @@ MEASURED_AS: Mapping[str, tuple[tuple[str, float], ...]] = {
     "up_proj": (("mlp_up_proj", 1.0),),
     "activation": (("mlp_act", 1.0),),
     "down_proj": (("mlp_down_proj", 1.0),),
+    "qkv_down_proj": (("latent_down_proj", 1.0),),
+    "kv_down_proj": (("latent_down_proj", 1.0),),
+    "q_up_proj": (("latent_q_proj", 1.0),),
+    "q_proj": (("latent_q_proj", 1.0),),
+    "decode_latent_attention": (("attn_decode", 1.0),),
+    "prefill_latent_attention": (("attn_prefill", 1.0),),
+    "shared_gate_up_proj": (("shared_up_proj", 1.0),),
+    "shared_activation": (("shared_act", 1.0),),
+    "shared_down_proj": (("shared_down_proj", 1.0),),
+    "shared_experts_add": (("add", 1.0),),
+    "router": (("router", 1.0),),
+    "expert_choice": (("expert_choice", 1.0),),
+    "experts": (("experts", 1.0),),
+    "expert_all_reduce": (("all_reduce", 1.0),),
+    "quantize_input": (("attn_pre_proj", 0.0),),  # part of the product that follows
+    "quantize_attention": (("attn_post_proj", 0.0),),
     "embedding_all_reduce": (("all_reduce", 1.0),),
     "attention_all_reduce": (("all_reduce", 1.0),),
     "mlp_all_reduce": (("all_reduce", 1.0),),
@@ -197,11 +213,12 @@ def _other_degrees(found: Estimates, tp: int) -> str:
 
 def _check_unit(found: Estimates, device: Device, tp: int, folder: Path) -> None:
     """Whether a large product takes what one can take on this device."""
-    tokens, zero = np.array([found.reach[f"mlp_up_proj@{tp}"].a]), np.zeros(1)
-    least = float(found.shape.kernel("mlp_up_proj", tp).bound(device, tokens, zero)[0])
-    ratio = float(found.times("mlp_up_proj", tp, tokens, zero).seconds[0]) / least
+    largest = found.shape.largest
+    tokens, zero = np.array([found.reach[f"{largest}@{tp}"].a]), np.zeros(1)
+    least = float(found.shape.kernel(largest, tp).bound(device, tokens, zero)[0])
+    ratio = float(found.times(largest, tp, tokens, zero).seconds[0]) / least
     if not FASTER <= ratio <= SLOWER:
         raise InputError(
-            f"profile {str(folder)!r}: mlp_up_proj takes {ratio:.2g} times the least that {device.name} could: "
+            f"profile {str(folder)!r}: {largest} takes {ratio:.2g} times the least that {device.name} could: "
             "times must be in ms; convert them, or name the right device"
         )

@@ -36,7 +36,7 @@ from windtunnel.perf.user_kernels import databases
 
 EVERY = "every"
 Ask = Callable[[int], KernelTimes]
-"""Times with so many tokens for each request."""
+"""Times with this many tokens for each request."""
 
 
 def tabulate(

@@ -41,7 +41,7 @@ profile of a decode (deepseek-ai/profile-data). The rest is in flight."""
 TOKEN_TABLES = ("decode_tokens", "mixed_tokens")
 
 Ask = Callable[[Operator, int], Mapping[str, KernelTimes]]
-"""Seconds of one launch of an operator by table, for one of so many micro-batches."""
+"""Seconds of one launch of an operator by table, for one of this many micro-batches."""
 
 BEFORE, CORE, AFTER = "before", "core", "after"
 """Attention in three: up to its kernel, the kernel, and from there to the choice of experts."""

@@ -55,7 +55,7 @@ class Axes:
     drafts: int = 0
     """Tokens that a draft proposes in a step."""
     accepted: float = 1.0
-    """Tokens that a step yields in the mean: the tables hold the time per token."""
+    """Mean tokens that a step yields: the tables hold the time per token."""
     draft_share: float = 0.0
     """A draft layer's share of the model's layers."""
 

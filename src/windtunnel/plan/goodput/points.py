@@ -38,7 +38,7 @@ def try_counts(least: int, most: int, likely: int, asked: Callable[[int], bool],
     """Try numbers of replicas, from a likely one on, so that all others are closed too.
 
     Args:
-        asked: whether the load asks for enough on so many; what it closes is closed for more of them as well.
+        asked: whether the load asks for enough on this many; what it closes is closed for more of them as well.
         fails: tries a number; whether too few requests are good, which is then so with fewer.
     """
     fails = cache(fails)

@@ -56,6 +56,9 @@ def document(sleeps: bool = False) -> dict[str, Any]:
         {"messages": MESSAGES, "max_completion_tokens": {"type": "integer", "minimum": 1}, **COMMON}, ["messages"]
     )
     anything = {"content": {JSON: {"schema": {"type": "object"}}}}
+    info = _operation("What is simulated", None, JSON)
+    info["parameters"] = [_parameter("config_format", {"type": "string", "enum": ["text", "json"], "default": "text"})]
+    info["responses"] |= {"400": {"description": WRONG["400"]}}
     return {
         "openapi": "3.0.3",
         "info": {"title": "windtunnel serve", "version": __version__},
@@ -78,7 +81,7 @@ def document(sleeps: bool = False) -> dict[str, Any]:
             "/ping": {"get": _operation("Whether the engines run")},
             "/load": {"get": _operation("Requests that are being answered", None, JSON)},
             "/version": {"get": _operation("Versions", None, JSON)},
-            "/server_info": {"get": _operation("What is simulated", None, JSON)},
+            "/server_info": {"get": info},
             "/metrics": {"get": _operation("vLLM's metrics", None, "text/plain")},
             "/openapi.json": {"get": _operation("This document", None, JSON)},
             **(_sleep_mode() if sleeps else {}),
@@ -96,7 +99,7 @@ def _sleep_mode() -> dict[str, Any]:
     found = {
         "/sleep": {"post": _operation("Sleep", None, JSON) | {"parameters": [level, mode]}},
         "/wake_up": {"post": _operation("Wake up", None, JSON) | {"parameters": [tags]}},
-        "/release_kv_cache_memory": {"post": _operation("Give up the KV memory alone, while nothing runs", None, JSON)},
+        "/release_kv_cache_memory": {"post": _operation("Give up the KV memory, after level 0", None, JSON)},
     }
     for each in found.values():
         each["post"]["responses"] |= wrong

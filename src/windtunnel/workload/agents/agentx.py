@@ -262,7 +262,7 @@ class _Plays:
             self.columns[name].append(value)
 
     def workload(self, lanes: int) -> Workload:
-        """All of them; they are told apart by their numbers when they have been put in order."""
+        """All of them, with the numbers that they get once they have been put in order."""
         corpus, rules, n = self.traces.corpus, self.rules, len(self.columns["session"])
         columns: dict[str, Any] = self.columns
         found = Workload.from_columns(

@@ -14,7 +14,7 @@ from windtunnel.workload.agents.talk import Talks
 
 PROMPT, COUNT, OUTPUT = "prompt_", "prompt_tokens_count_", ("output_tokens_count_", "output_tokens_")
 HISTORIES = ("new", "last", "full")
-"""What a turn has of a parent: nothing, its prompt and answer, or all that it had before, too."""
+"""What a turn has of a parent: nothing, its prompt and answer, or also all that it had before."""
 
 
 def is_guidellm(row: Mapping[str, Any]) -> bool:
@@ -38,6 +38,9 @@ def read_guidellm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 _chain(talks, number, row)
         except InputError as error:
             raise InputError(f"row {number + 1}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            said = f"({type(error).__name__}: {error})"
+            raise InputError(f"row {number + 1}: is no conversation as guidellm writes it {said}") from None
     note = f"{differ} turns have parents with different requeue_delay: the longest counts, not that of the last to end"
     return talks.arguments([note] if differ else [])
 

@@ -62,7 +62,7 @@ def read_sessions(documents: Iterable[tuple[str, Any]], answers: str = "live") -
             empty += sum(min(int(row["in"]), int(row["out"])) < 1 for row in _plain(document["requests"]))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{name}: is no session of an agent ({type(error).__name__}: {error})") from None
     notes = [f"answers={answers}: later prompts hold {HOLD[answers]}"]
     if len(models) > 1:

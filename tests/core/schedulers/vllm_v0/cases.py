@@ -1,6 +1,6 @@
 """Random cases for vLLM's v0 scheduler: its equal steps are made at once and singly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Case:
     max_concurrency: int
     hash_ids: tuple[Any, Any]
     hash_block_size: int
+    sample_of: Any = None
 
 
 @st.composite
@@ -95,6 +96,44 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@st.composite
+def groups(draw: st.DrawFn) -> Case:
+    """Requests of one to four sequences each, which share blocks, on engines that swap where memory is short."""
+    case = draw(cases())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    most = min(case.limits.max_num_seqs, 4)
+    counts = rng.integers(1, most + 1, len(case.prompt))
+    rows = np.repeat(np.arange(len(counts)), counts)
+    n = len(rows)
+    policy = replace(
+        case.policy,
+        forks=True,
+        chunked_prefill=False,
+        prefix_caching=False,
+        admission_order="fcfs",
+        max_num_partial_prefills=1,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=0,
+        preemption_mode="swap" if draw(st.integers(0, 2)) == 0 else "auto",
+        num_cpu_blocks=draw(st.sampled_from([case.limits.num_blocks, 60 * case.limits.num_blocks])),
+    )
+    output = case.output[rows] if draw(st.booleans()) else rng.integers(1, int(case.output.max()) + 1, n)
+    return replace(
+        case,
+        policy=policy,
+        uniforms=rng.random(n),
+        arrival=np.asarray(case.arrival, dtype=np.float64)[rows],
+        prompt=case.prompt[rows],
+        output=output,
+        priority=case.priority[rows],
+        follow=np.full(n, -1),
+        think_time=np.zeros(n),
+        max_concurrency=0,
+        hash_ids=_contents(rng, case.prompt[rows], case.hash_block_size, 0.0),
+        sample_of=np.cumsum(counts)[rows] - counts[rows],
+    )
+
+
 def lengths(case: Case) -> list[tuple[int, int]]:
     """(prompt, tokens that it really generates) of each request; 0: refused."""
     rows = zip(case.prompt.tolist(), case.output.tolist(), strict=True)
@@ -116,6 +155,7 @@ def by_core(case: Case, jumps: bool) -> Record:
         priority=case.priority,
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,
+        sample_of=case.sample_of,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (1,), (False,))
     return run(fleet, demand, case.router, case.uniforms, jumps)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from core.schedulers.vllm_v0.cases import Case, by_core, cases
+from core.schedulers.vllm_v0.cases import Case, by_core, cases, groups
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, IGNORED, PREFILLING
@@ -110,6 +110,19 @@ def check_equal(case: Case) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=RELAXED)
 @given(cases())
 def test_equal_steps_at_once_change_nothing(case: Case) -> None:
+    check_equal(case)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=RELAXED)
+@given(groups())
+def test_equal_steps_of_groups_at_once_change_nothing(case: Case) -> None:
+    check_equal(case)
+
+
+@pytest.mark.long
+@settings(max_examples=2000, deadline=None, suppress_health_check=RELAXED)
+@given(groups())
+def test_equal_steps_of_groups_at_once_change_nothing_at_length(case: Case) -> None:
     check_equal(case)
 
 

@@ -82,7 +82,7 @@ EVICTION = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": PRIORITY, "fifo": 
 """Orders of eviction, by SGLang's names: the longest unused first; fewest hits; those with one hit first; lowest
 priority; oldest; newest; latest used."""
 PROTECTED_HITS = 2
-"""From so many on a node is among those that ``SLRU`` evicts last."""
+"""From this many on a node is among those that ``SLRU`` evicts last."""
 
 FREE, LEFT = range(2)
 """Entries of ``Tree.room``: the first free node; how many there are."""

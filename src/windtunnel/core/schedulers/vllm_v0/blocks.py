@@ -6,7 +6,8 @@ owner, but still found by its key, which names its content and all content befor
 step in which it gets its key; it is a hit from the next step on. A block that a request fills while it decodes gets its
 key when it is given back, because no other request could find it before.
 
-Where ``cache`` is None, only numbers of blocks remain.
+Where ``cache`` is None, only numbers of blocks remain. Then the sequences of one request may share blocks; see
+``sequences``.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from windtunnel.core.block_index import close_gap, slot_of
 from windtunnel.core.blocks import NO_KEY, blocks_of, key_of, link, tables_of, unlink
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.records import NONE, SWAPPED, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.schedulers.vllm_v0.sequences import kept_by_others, placed, rows_of, split
 from windtunnel.core.texts.owners import Texts, texts_of
 
 DEVICE, HOST = 0, 1
@@ -98,7 +100,7 @@ def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDAr
 
 
 def clear(cache: Cache, i: int, counts: tuple[int, int]) -> None:
-    """Nothing is kept in the blocks of lane ``i``, of which there are so many on the device and on the host."""
+    """Nothing is kept in the blocks of lane ``i``, of which there are this many on the device and on the host."""
     for k, count in zip((2 * i, 2 * i + 1), counts, strict=True):
         shelf: Any = cache.shelves[k : k + 1]
         first, slots, size = int(shelf["first"][0]), int(shelf["slots"][0]), int(shelf["mask"][0]) + 1
@@ -157,12 +159,6 @@ def take(cache: Cache, shelf: Any) -> int:
 
 
 @part
-def placed(request: Request) -> int:
-    """Tokens that have a place in a request's blocks, when its clock has been read."""
-    return request.prompt + request.generated if request.prefilling else request.context
-
-
-@part
 def count(lane: Lane, side: int, blocks: int) -> None:
     """So many blocks of a shelf become free, where only their numbers are known."""
     if side == DEVICE:
@@ -200,14 +196,15 @@ def put_on(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side: i
 
 
 @compiled
-def take_off(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side: int, accessed: int) -> None:
+def take_off(pool: Pool, lane: Lane, cache: Any, requests: Array, r: int, side: int, accessed: int) -> None:
     """Take a request's blocks back, first to last.
 
     They count as accessed in step ``accessed``, unless that is NOT_ACCESSED (they were copied away).
     """
+    request = requests[r]
     tokens = placed(request)
     if cache is None:
-        count(lane, side, blocks_of(pool, tokens))
+        count(lane, side, blocks_of(pool, tokens) - kept_by_others(pool, requests, r))
         return
     blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     latest = shelf.front if accessed == NOT_ACCESSED else NONE
@@ -261,24 +258,39 @@ def wanted(pool: Pool, cache: Any, request: Request, r: int, side: int) -> int:
 
 
 @part
-def free(pool: Pool, lane: Lane, cache: Any, request: Request, r: int) -> None:
+def free(pool: Pool, lane: Lane, cache: Any, requests: Array, r: int) -> None:
     """Take all blocks from a request that ends or has to be computed again."""
-    take_off(pool, lane, cache, request, r, DEVICE, request.accessed)
-    request.hit = UNKNOWN
+    take_off(pool, lane, cache, requests, r, DEVICE, requests[r].accessed)
+    requests[r].hit = UNKNOWN
 
 
 @part
-def move(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, target: int) -> int:
+def move(pool: Pool, lane: Lane, cache: Any, requests: Array, r: int, target: int) -> int:
     """Copy a request's blocks to the host or back; returns how many."""
-    take_off(pool, lane, cache, request, r, 1 - target, NOT_ACCESSED)
-    put_on(pool, lane, cache, request, r, target)
-    return blocks_of(pool, placed(request))
+    take_off(pool, lane, cache, requests, r, 1 - target, NOT_ACCESSED)
+    put_on(pool, lane, cache, requests[r], r, target)
+    return blocks_of(pool, placed(requests[r]))
+
+
+@part
+def wanted_back(pool: Pool, cache: Any, requests: Array, r: int) -> tuple[int, int]:
+    """(Blocks that the head of those on the host and its sequences there ask of the device, how many they are)."""
+    first, last = rows_of(requests, r)
+    blocks, sequences = 0, 0
+    for s in range(first, last):
+        if requests[s].state == SWAPPED:
+            blocks += wanted(pool, cache, requests[s], s, DEVICE)
+            sequences += 1
+    return blocks, sequences
 
 
 @compiled
-def append(pool: Pool, lane: Lane, cache: Any, request: Request, context: int) -> None:
-    """A block for the next token of a decode with this context, if it begins one."""
+def append(pool: Pool, lane: Lane, cache: Any, requests: Array, r: int, context: int) -> None:
+    """A block for the next token of a decode with this context, if it begins one, or goes on in one that is shared."""
+    request = requests[r]
     if context % pool.block_size > 0:
+        if context == request.prompt:
+            split(lane, requests, r)
         return
     if cache is None:
         lane.free -= 1

@@ -10,6 +10,7 @@ from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_from_host, put_first, put_on_host
 from windtunnel.core.records import IGNORED, NONE, PREFILLING, QUEUED, SWAPPED, Array, Lane, Pool, Request, State
 from windtunnel.core.schedulers.vllm_v0 import blocks as memory
+from windtunnel.core.schedulers.vllm_v0.sequences import rows_of
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -37,7 +38,7 @@ finish in this step and those that do not, new prefills."""
 NO_ROOM, HOPELESS = -1, -2
 """In place of the tokens of a waiting request."""
 
-NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END, NO_WAY_BACK = 1, 2, 3, 4
+NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END, NO_WAY_BACK, NO_WAY_TO_RECOMPUTE = 1, 2, 3, 4, 5
 """What ends the engine; see ``policy.vllm_v0``."""
 
 
@@ -157,7 +158,8 @@ def serve_decode(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any,
     """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, some time later."""
     r = seats[WHO, i]
     request, ends = state.requests[r], seats[ENDS, i]
-    memory.append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
+    context = request.context if ends == NEVER else context_of(lane, request, ends)
+    memory.append(pool, lane, cache, state.requests, r, context)
     if ends == NEVER:
         ends_at(lane, seats, i, lane.clock + request.output - request.generated)
         count(pool, lane, seats, request.context, 1)
@@ -173,32 +175,70 @@ def serve_prefill(lane: Lane, seats: Array, i: int, r: int, request: Request, to
     seats[NOW, i] = tokens
 
 
+@part
+def vacate(pool: Pool, lane: Lane, requests: Array, seats: Array, i: int) -> int:
+    """The request of seat ``i``, and its sequences that stand before, lose their seats; returns the first of these."""
+    family, first, j = requests[seats[WHO, i]].family, i, i
+    while j >= 0 and (seats[ENDS, j] == EMPTY or requests[seats[WHO, j]].family == family):
+        if seats[ENDS, j] != EMPTY:
+            request = requests[seats[WHO, j]]
+            if seats[ENDS, j] != NEVER:
+                suspend(pool, lane, seats, j, request)
+            request.preemptions += 1
+            request.state = SWAPPED
+            lane.preempted += 1
+            lane.lacking += 1
+            stand_up(lane, seats, j)
+            first = j
+        j -= 1
+    return first
+
+
 @compiled
-def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> None:
-    """Take seat and blocks from a request: to be computed again, from the front of the queue, or to the host, which
-    must have room for them and for its next token."""
+def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> int:
+    """Take seats and blocks from the sequences of the request that sits on seat ``i``, the last of them; returns the
+    first seat.
+
+    One sequence is computed again, from the front of the queue; several go to the host, which must have room for them
+    and for their next tokens. Of several that have been, the last one would be computed again, which ends the engine.
+    """
     requests = state.requests
-    r = seats[WHO, i]
-    request = requests[r]
-    if seats[ENDS, i] != NEVER:
-        suspend(pool, lane, seats, i, request)
-    stand_up(lane, seats, i)
-    request.preemptions += 1
-    lane.preempted += 1
-    lane.lacking += 1
-    if pool.swaps:
-        if lane.cpu_free < memory.wanted(pool, cache, request, r, memory.HOST):
-            fail(state.extra.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
-            return
-        lane.blocks_out += memory.move(pool, lane, cache, request, r, memory.HOST)
-        request.state = SWAPPED
-        put_on_host(lane, requests, r)
-        return
-    memory.free(pool, lane, cache, request, r)
-    request.context, request.state = 0, QUEUED
+    last = seats[WHO, i]
+    first = vacate(pool, lane, requests, seats, i)
+    r = seats[WHO, first]
+    if pool.swaps or (pool.chooses and r != last):
+        to_host(state, pool, lane, cache, r, start)
+        return first
+    if requests[requests[r].family].samples > 1:
+        fail(state.extra.failure, requests, r, NO_WAY_TO_RECOMPUTE, start, 0)
+        return first
+    memory.free(pool, lane, cache, requests, r)
+    requests[r].context, requests[r].state = 0, QUEUED
     put_first(lane, requests, r)
     lane.passed = r if lane.passed == NONE else lane.passed
     lane.unsorted |= pool.by_priority
+    return first
+
+
+@part
+def to_host(state: State, pool: Pool, lane: Lane, cache: Any, r: int, start: float) -> None:
+    """Copy the blocks of the sequences that have just been evicted together to the host; ``r``: the first of them."""
+    requests, blocks = state.requests, 0
+    first, last = rows_of(requests, r)
+    for s in range(first, last):
+        if requests[s].state == SWAPPED:
+            blocks += memory.wanted(pool, cache, requests[s], s, memory.HOST)
+    if lane.cpu_free < blocks:
+        fail(state.extra.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
+        return
+    if requests[first].unsplit > 0:
+        requests[first].unsplit = 0
+        lane.unsplit -= 1
+    for s in range(first, last):
+        if requests[s].state == SWAPPED:
+            lane.blocks_out += memory.move(pool, lane, cache, requests, s, memory.HOST)
+            requests[s].swaps += 1
+    put_on_host(lane, requests, r)
 
 
 @part
@@ -246,7 +286,7 @@ def serve_together(pool: Pool, lane: Lane, requests: Array, seats: Array, cache:
     Only seats from the first prefill on are visited: those before it decode.
     """
     need, behind = blocks_due(pool, lane, seats), 0
-    if lane.free <= need and lane.running > 0:
+    if lane.unsplit > 0 or (lane.free < need + lane.spare and lane.running > 0):
         return False
     for i in range(lane.first, lane.top):
         behind += seats[ENDS, i] < EMPTY
@@ -289,7 +329,7 @@ def append_in_order(pool: Pool, lane: Lane, requests: Array, seats: Array, cache
             request = requests[seats[WHO, i]]
             context = request.prompt + request.output - 1 - seats[ENDS, i] + clock
             if context % pool.block_size == 0:
-                memory.append(pool, lane, cache, request, context)
+                memory.append(pool, lane, cache, requests, seats[WHO, i], context)
                 need -= 1
         i += 1
 
@@ -302,7 +342,7 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
     lane.chunks, lane.chunk_tokens, lane.standing = 0, 0, UNREACHED
     for i in range(lane.first, lane.top):
         seats[NOW, i] = 0
-    i = 0
+    i, family = 0, NONE
     while i < lane.top:
         if seats[ENDS, i] != EMPTY:
             r = seats[WHO, i]
@@ -313,7 +353,8 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
                 tokens = chunk_of(pool, cache, min(lane.budget, lane.share), left)
             if tokens <= 0:
                 break
-            if make_room(state, pool, lane, seats, cache, i, start):
+            if request.family == family or make_room(state, pool, lane, seats, cache, i, start):
+                family = request.family
                 lane.budget -= tokens
                 if not request.prefilling:
                     stand(lane, request, SERVED)
@@ -332,11 +373,15 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
 
 @part
 def make_room(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> bool:
-    """Evict the newest that was not visited until seat ``i`` finds its block; False: it had to go itself."""
-    while memory.touched(pool, state.requests[seats[WHO, i]]) > lane.free:
-        newest = lane.top - 1
-        evict(state, pool, lane, seats, cache, newest, start)
-        if newest == i:
+    """Evict the newest that was not visited until seat ``i``, and the sequences of its request behind it, find their
+    blocks; False: they had to go themselves."""
+    requests, need = state.requests, 0
+    family, k = requests[seats[WHO, i]].family, i
+    while k < lane.top and (seats[ENDS, k] == EMPTY or requests[seats[WHO, k]].family == family):
+        need += 0 if seats[ENDS, k] == EMPTY else memory.touched(pool, requests[seats[WHO, k]])
+        k += 1
+    while need > lane.free:
+        if evict(state, pool, lane, seats, cache, lane.top - 1, start) == i:
             return False
     return True
 
@@ -401,7 +446,7 @@ def fit(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, budget: in
         tokens = chunk_of(pool, cache, min(budget, lane.share), tokens)
     if tokens + cached > pool.prompt_limit or pool.num_blocks - blocks < pool.watermark_blocks:
         return HOPELESS
-    if lane.free - blocks < pool.watermark_blocks or seqs >= pool.max_num_seqs:
+    if lane.free - blocks < pool.watermark_blocks or seqs + request.samples > pool.max_num_seqs:
         return NO_ROOM
     return tokens if 0 < tokens <= budget else NO_ROOM
 
@@ -429,7 +474,8 @@ def try_prefills(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: A
             break
         unqueue(lane, requests, before, r)
         if tokens == HOPELESS:
-            ignore(lane, requests, r)
+            for s in range(r, r + request.samples):
+                ignore(lane, requests, s)
         else:
             lane.long += long
             admit(pool, lane, requests, seats, cache, r, tokens, start)
@@ -439,7 +485,9 @@ def try_prefills(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: A
 
 @part
 def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, start: float) -> None:
-    """Give a request that has left the queue a seat and the blocks of all its known tokens, of which ``tokens`` run."""
+    """Give a request that has left the queue a seat and the blocks of all its known tokens, of which ``tokens`` run.
+
+    Its other sequences sit behind it, and begin when its prompt is computed."""
     request = requests[r]
     request.state, request.prefilling = PREFILLING, 1
     request.context = memory.cached_tokens(pool, lane, cache, request, r)
@@ -450,8 +498,12 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: 
         request.scheduled = start
     seats[NOW, sit(lane, seats, r)] = tokens
     stand(lane, request, NEW)
+    for s in range(r + 1, r + request.samples):
+        requests[s].state, requests[s].prefilling, requests[s].scheduled = PREFILLING, 1, start
+        seats[NOW, sit(lane, seats, s)] = tokens
+        stand(lane, requests[s], NEW)
     lane.budget -= tokens
-    lane.seqs += 1
+    lane.seqs += request.samples
     lane.last_prompts, lane.after_prefill = start, 1
     lane.unsorted |= pool.by_priority
 
@@ -460,11 +512,14 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: 
 def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, start: float) -> None:
     """Swap in from the first on the host while blocks, tokens and places last; what returns runs in this step."""
     requests = state.requests
-    while lane.swapped_head != NONE and lane.running < seats.shape[1]:
+    while lane.swapped_head != NONE:
         r = lane.swapped_head
         request = requests[r]
-        blocks = memory.wanted(pool, cache, request, r, memory.DEVICE)
-        tokens = request.prompt + request.generated - request.context if request.prefilling else 1
+        first, last = rows_of(requests, r)
+        blocks, sequences = memory.wanted_back(pool, cache, requests, r)
+        tokens = request.prompt + request.generated - request.context if request.prefilling else sequences
+        if lane.running + sequences > seats.shape[1]:
+            break
         hopeless = pool.num_blocks < blocks
         if not hopeless:
             if lane.free - blocks < pool.watermark_blocks:
@@ -472,21 +527,31 @@ def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: An
             if cache is not None and request.prefilling and request.hit < request.context:
                 fail(state.extra.failure, requests, r, NO_WAY_BACK, start, 0)
                 break
-            if tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
+            if tokens > lane.budget or lane.seqs + sequences > pool.max_num_seqs:
                 break
         pop_from_host(lane, requests)
-        if hopeless:
-            ignore(lane, requests, r)
-            continue
-        lane.blocks_in += memory.move(pool, lane, cache, request, r, memory.DEVICE)
-        request.state = PREFILLING
-        i = sit(lane, seats, r)
-        seats[NOW, i] = 0
-        if request.prefilling:
-            serve_prefill(lane, seats, i, r, request, tokens)
-        else:
-            serve_decode(state, pool, lane, seats, cache, i)
-        request.standing = BACK_PREFILLING if request.prefilling else BACK_DECODING
-        lane.budget -= tokens
-        lane.seqs += 1
-        lane.unsorted = 1
+        for s in range(first, last):
+            if requests[s].state == SWAPPED:
+                if hopeless:
+                    ignore(lane, requests, s)
+                else:
+                    return_one(state, pool, lane, seats, cache, s, tokens)
+        if not hopeless:
+            lane.budget -= tokens
+            lane.seqs += sequences
+            lane.unsorted = 1
+
+
+@part
+def return_one(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, r: int, tokens: int) -> None:
+    """A sequence comes back from the host, and runs."""
+    request = state.requests[r]
+    lane.blocks_in += memory.move(pool, lane, cache, state.requests, r, memory.DEVICE)
+    request.state = PREFILLING
+    i = sit(lane, seats, r)
+    seats[NOW, i] = 0
+    if request.prefilling:
+        serve_prefill(lane, seats, i, r, request, tokens)
+    else:
+        serve_decode(state, pool, lane, seats, cache, i)
+    request.standing = BACK_PREFILLING if request.prefilling else BACK_DECODING

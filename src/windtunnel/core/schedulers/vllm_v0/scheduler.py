@@ -9,6 +9,10 @@ does (``serve_in_turn``).
 In a pipeline each stage has a virtual engine: a scheduler with its share of the blocks, on the device and on the host.
 A request goes to the one with the fewest that have not ended.
 
+The sequences of a request (``Demand.sample_of``) are scheduled, preempted and swapped together, as up to vLLM 0.6.3: a
+prompt is computed once, its sequences sit one behind the other and share its blocks. They are rows one after the other,
+of which the first alone arrives and stands in queues.
+
 A decode that a step does not reach leaves the clock and keeps its seat, whose ENDS is NEVER like that of a prefill.
 """
 
@@ -40,8 +44,15 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.schedulers.vllm_v0 import passes
-from windtunnel.core.schedulers.vllm_v0.blocks import DEVICE, HELD_BY_REQUEST, UNKNOWN, free, prefix_cache, wanted
+from windtunnel.core.schedulers.vllm_v0.blocks import (
+    HELD_BY_REQUEST,
+    UNKNOWN,
+    free,
+    prefix_cache,
+    wanted_back,
+)
 from windtunnel.core.schedulers.vllm_v0.blocks import clear as clear_cache
+from windtunnel.core.schedulers.vllm_v0.sequences import OF_SEQUENCE, arrive_with, begin_others, families
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -60,11 +71,25 @@ from windtunnel.core.seats import (
 )
 from windtunnel.core.step import count_released, depart, emit_first, launch_counted
 from windtunnel.errors import InputError
-from windtunnel.policy.vllm_v0 import no_end, no_room_on_host, no_way_back, no_way_to_displace, patience
+from windtunnel.policy.vllm_v0 import (
+    no_end,
+    no_room_on_host,
+    no_way_back,
+    no_way_to_displace,
+    no_way_to_recompute,
+    patience,
+)
 
-SETTINGS = ("chunked_prefill", "swaps", "num_cpu_blocks", "max_num_partial_prefills", "max_long_partial_prefills")
+SETTINGS = (
+    "chunked_prefill",
+    "swaps",
+    "chooses",
+    "num_cpu_blocks",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+)
 TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
-"""Fields of VllmV0 that a pool has, too."""
+"""Fields of VllmV0 that a pool also has."""
 
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "stages")),
@@ -85,6 +110,7 @@ LANE_FIELDS: Fields = [
             "steps",  # so far
             "decoding",  # number of the latest step with decodes
             "cpu_free",  # blocks on the host
+            "unsplit",  # requests whose sequences share the last block of their prompt, which is not full
             "unsorted",  # seats, or by priority seats and queue, are not in their order
             "fruitless",  # steps in a row that gave no request a token
             "after_prefill",  # prefills have not been considered since some were admitted
@@ -109,6 +135,7 @@ LANE_FIELDS: Fields = [
 
 REQUEST_FIELDS: Fields = [
     *HELD_BY_REQUEST,
+    *OF_SEQUENCE,
     ("priority", np.int64),  # lower is better
     ("prefilling", np.int32),  # until all tokens known at its admission are computed
     ("standing", np.int32),  # its place in the next order of seats
@@ -158,7 +185,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["patience"] = patience(limits)
         counts += [int(pool["num_blocks"]), int(pool["num_cpu_blocks"])] * int(fleet.num_lanes[i])
     lanes["cpu_free"] = counts[1::2]
-    lanes["spare"] = 1  # a decode asks for a free block even if it needs none
+    lanes["spare"] = families(fleet, demand, requests)  # a decode asks for a free block even if it needs none
     lanes["swapped_head"] = lanes["swapped_tail"] = NONE
     if demand.priority is not None:
         requests["priority"] = demand.priority
@@ -188,6 +215,8 @@ def check(state: State, names: Sequence[str] | None = None) -> None:
         raise no_way_to_displace(request)
     if failure["kind"] == passes.NO_WAY_BACK:
         raise no_way_back(request)
+    if failure["kind"] == passes.NO_WAY_TO_RECOMPUTE:
+        raise no_way_to_recompute(request)
     if failure["kind"] == passes.NO_END:
         raise no_end(setting)
 
@@ -211,6 +240,7 @@ def enqueue_in(state: State, pool: Pool, lane: Lane, r: int, pipe: Any) -> None:
     """The queue is that of the lane, or in a pipeline that of the least busy engine."""
     if pipe is not None:
         lane = engines.hand_over(state, lane, r)
+    arrive_with(lane, state.requests, r)
     put_last(lane, state.requests, r)
     lane.unsorted = pool.by_priority
     if pipe is not None:
@@ -316,6 +346,8 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, end: float) -
         emitted = True
         request.prefilling = 0
         emit_first(state, r, end)
+        if request.samples > 1 and request.generated == 1:
+            begin_others(state, pool, lane, r, end)
     for i in range(lane.first, lane.top):
         chunk, request = seats[NOW, i], requests[seats[WHO, i]]
         seats[NOW, i] = 0
@@ -341,7 +373,7 @@ def release(state: State, pool: Pool, i: int, time: float) -> None:  # noqa: ARG
         seat = seats[LEAVING, k]
         r = seats[WHO, seat]
         requests[r].accessed = max(requests[r].accessed, lane.decoding)
-        free(pool, lane, state.extra.cache, requests[r], r)
+        free(pool, lane, state.extra.cache, requests, r)
         stand_up(lane, seats, seat)
         depart(lane, requests, r)
     lane.leaving = 0
@@ -458,7 +490,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
 def equal_until(state: State, pool: Pool, i: int, now: float, until: float) -> float:
     """Until when the steps of lane ``i`` are equal, if nobody ends; ``now`` if the next one differs."""
     lane, requests, cache = state.lanes[i], state.requests, state.extra.cache
-    if lane.running == 0 or lane.first < lane.top:
+    if lane.running == 0 or lane.first < lane.top or lane.unsplit > 0:
         return now
     waits = (pool.chunked_prefill and lane.unreached > 0) or (pool.by_priority and lane.unsorted)
     if waits or not host_blocked(pool, lane, requests, cache):
@@ -499,7 +531,7 @@ def host_blocked(pool: Pool, lane: Lane, requests: Array, cache: Any) -> bool:
     r = lane.swapped_head
     if r == NONE:
         return True
-    blocks = wanted(pool, cache, requests[r], r, DEVICE)
+    blocks, _ = wanted_back(pool, cache, requests, r)
     return blocks <= pool.num_blocks and lane.free - blocks < pool.watermark_blocks
 
 
@@ -536,10 +568,10 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
-        if lane.waiting > 0 or lane.running > lane.decodes:
+        if lane.waiting > 0 or lane.running > lane.decodes or lane.unsplit > 0:
             group.bound = group.now
         elif lane.decodes > 0:
-            rounds = (lane.free - 1) // lane.decodes
+            rounds = max(lane.free - lane.spare, 0) // lane.decodes
             steps = min(lane.next_end - lane.clock, pool.block_size * rounds) - 1
             shortest = shortest_steps(state, pool, lane, state.extra.pipe)
             group.bound = min(group.bound, group.now + float(max(steps, 0)) * shortest)

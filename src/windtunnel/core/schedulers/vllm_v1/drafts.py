@@ -15,13 +15,13 @@ from windtunnel.core import step as steps
 from windtunnel.core.blocks import give_back, offer
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.records import GONE, HALTS, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_out_of_turn import decodes, may_stage, stage, take_out
 from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
-from windtunnel.core.schedulers.vllm_v1 import admission
+from windtunnel.core.schedulers.vllm_v1 import admission, steady
 from windtunnel.core.schedulers.vllm_v1.encoder import (
     begin_inputs,
     end_inputs_of_drafts,
@@ -31,7 +31,8 @@ from windtunnel.core.schedulers.vllm_v1.encoder import (
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval
 from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.schedulers.vllm_v1.speculation import drafts_of, num_accepted, num_proposed
-from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, close_gaps, stand_up
+from windtunnel.core.schedulers.vllm_v1.steady import COMPUTED, CONTINUED, REQUEST, WRONG, YIELDED
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, close_gaps, stand_up
 from windtunnel.core.step import depart, nothing
 
 __all__ = ["comes_again", "enqueue", "forget", "join", "may_stage", "occupied", "stage"]
@@ -42,6 +43,7 @@ LANE_FIELDS: Fields = [  # its own first: numba takes a record for a kind of any
     ("decoded", np.float64),  # when the latest step with decodes ends
     ("flight", np.int64),  # where the next step is written down
     ("pads", np.int64),  # a request that only decodes is admitted with drafts
+    *steady.LANE_FIELDS,
     *vllm.LANE_FIELDS,
 ]
 
@@ -60,6 +62,7 @@ REQUEST_FIELDS: Fields = [
             "stale",  # those of them from before it was preempted
             "promised",  # tokens that steps in flight yield
             "given_before",  # known before the latest ones
+            "seat",  # which it has, or a later one if seats moved up
             "seated_with",  # known tokens when it was admitted: from there on it decodes
         )
     ),
@@ -69,9 +72,6 @@ REQUEST_FIELDS: Fields = [
 
 HOLES = 8
 """Empty seats that are not worth a move of the others."""
-REQUEST, COMPUTED, YIELDED, WRONG, CONTINUED = range(5)
-"""Entries of a part of a step: its request and tokens; the tokens that it yields; drafts that are wrong; whether it had
-computed before all that was known when it was admitted."""
 
 
 class Extra(NamedTuple):
@@ -89,6 +89,8 @@ class Extra(NamedTuple):
     """[lanes, 2, seats, 5] the parts of both steps in flight."""
     counts: Array
     """[lanes, 2] how many these are."""
+    steady: Array
+    """[lanes, rows, seats] those of whom steps need little; see ``steady``."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -98,12 +100,13 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["wait_for_output"] = policy.wait_for_output
     requests["id"] = np.arange(len(requests))
     requests["max_tokens"] = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
-    lanes["decoded"] = -np.inf
+    lanes["decoded"], width = -np.inf, int(pools["max_num_seqs"].max())
     return Extra(
         *extra[:-1],
         drafts=drafts_of(fleet, demand, pools),
-        flights=np.zeros((len(lanes), 2, int(pools["max_num_seqs"].max()), CONTINUED + 1), dtype=np.int32),
+        flights=np.zeros((len(lanes), 2, width, CONTINUED + 1), dtype=np.int32),
         counts=np.zeros((len(lanes), 2), dtype=np.int64),
+        steady=steady.table(len(lanes), width),
     )
 
 
@@ -118,6 +121,12 @@ def stand_in(state: State, i: int, r: int, row: int) -> None:
     vllm.stand_in(state, i, r, row)
     who: Any = state.extra.flights[i, :, :, REQUEST]
     who[who == r] = row
+
+
+def show(state: State) -> None:
+    """What is known of requests stands in their fields."""
+    if state.lanes["steady"].any():
+        steady.show(state)
 
 
 def received(state: State, r: int, time: float) -> tuple[int, float]:
@@ -172,7 +181,7 @@ def kv_of(request: Row) -> int:
 
 @part
 def offer_known(pool: Pool, lane: Lane, request: Row, cache: Any, r: int, tokens: int) -> None:
-    """Others can find so many tokens of a request."""
+    """Others can find this many tokens of a request."""
     if cache is not None:
         holding = cache.holdings[r]
         if holding.kept < holding.shared and tokens >= (holding.kept + 1) * pool.block_size:
@@ -231,13 +240,26 @@ def evict(
 @compiled
 def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None:
     """Those that were admitted in this step, the ``first`` one and later ones, compute what is known of them now."""
-    for i in range(lane.top):
+    for i in range(lane.top - 1, -1, -1):
         request = requests[seats[WHO, i]]
-        if seats[ENDS, i] == EMPTY or request.sequence < first:
+        if request.sequence < first:
+            break
+        if seats[ENDS, i] == EMPTY:
             continue
         request.seated_with = request.prompt + request.generated
-        request.seated = 1
+        request.seated, request.seat = 1, i
         request.certain = min(request.context + seats[NOW, i], request.seated_with)
+
+
+@compiled
+def serve_steady(state: State, pool: Pool, i: int, most: int) -> None:
+    """All who are steady are in the step, or nobody is steady any more, because tokens or blocks may lack."""
+    lane, rows = state.lanes[i], state.extra.steady[i]
+    steady.look_ahead(pool, lane, rows, state.extra.drafts)
+    if steady.fit_together(pool, lane, state.requests, state.seats[i], state.extra, most, wanted_tokens):
+        steady.serve_all(pool, lane, rows)
+    else:
+        steady.bring_out_all(state, pool, i)
 
 
 @part
@@ -250,9 +272,25 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, extra.drafts, ranks)
     most = passes.most_tokens(pool, lane)
+    if lane.steady > 0:
+        serve_steady(state, pool, i, most)
     begin_inputs(pool, lane, extra.encoder)
+    served = lane.steady * (1 + pool.num_speculative_tokens + pool.draft_slots)
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, extra.drafts, extra.encoder, most, wanted_tokens, serve, evict
+        pool,
+        lane,
+        requests,
+        seats,
+        extra,
+        extra.drafts,
+        extra.encoder,
+        most,
+        pool.max_num_batched_tokens - pool.draft_slots - served,
+        pool.draft_slots,
+        lane.top if lane.running == lane.steady else 0,
+        wanted_tokens,
+        serve,
+        evict,
     )
     lane.pads = 1 - lane.prefills
     if not preempted and lane.head != NONE:
@@ -292,7 +330,9 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """The step is on its way: what it yields of each request is known here. Log it; the clock goes on."""
     lane, seats, extra, discarded = state.lanes[i], state.seats[i], state.extra, 0
     flight, count = extra.flights[i, lane.flight], 0
-    for seat in range(lane.top):
+    if lane.steady > 0:
+        steady.launch_all(state, pool, i)
+    for seat in range(lane.top if lane.running > lane.steady else 0):
         tokens = seats[NOW, seat]
         if seats[ENDS, seat] == EMPTY or tokens == 0:
             continue
@@ -369,7 +409,6 @@ def release_flight(state: State, pool: Pool, i: int, number: int, time: float) -
             leave(state, pool, i, r)
         elif request.blocks > 0 and not pool.async_scheduling:
             request.drafts = num_proposed(pool, extra.drafts, request, r)
-    extra.counts[i, number] = 0
 
 
 @compiled
@@ -379,9 +418,7 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
     request = requests[r]
     release_ended(lane, state.extra.encoder, r)
     if request.seated:
-        seat = 0
-        while seats[WHO, seat] != r or seats[ENDS, seat] == EMPTY:
-            seat += 1
+        seat = steady.seat_of(lane, seats, request, r, NEVER)
         if not request.holds:
             let_go(state, pool, lane, r)
         request.seated = 0
@@ -395,8 +432,15 @@ def leave(state: State, pool: Pool, i: int, r: int) -> None:
 @part
 def release(state: State, pool: Pool, i: int, time: float) -> None:
     """The output of the oldest step in flight has arrived, after the newest was launched."""
-    lane = state.lanes[i]
-    release_flight(state, pool, i, lane.flight if pool.async_scheduling else 1 - lane.flight, time)
+    lane, counts = state.lanes[i], state.extra.counts[i]
+    number = lane.flight if pool.async_scheduling else 1 - lane.flight
+    release_flight(state, pool, i, number, time)
+    lane.told_before, lane.told_at = lane.told_at, time
+    if lane.steady > 0:
+        lane.silent = 0
+    if counts[1 - lane.flight] > 0:
+        steady.fold(state, pool, i, 1 - lane.flight)
+    counts[number] = 0
 
 
 @part
@@ -414,6 +458,7 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
     lane = state.lanes[i]
     if arrives:
         release_flight(state, pool, i, 1 - lane.flight, state.groups[lane.group].end)
+        state.extra.counts[i, 1 - lane.flight] = 0
 
 
 @part
@@ -429,9 +474,11 @@ def step(state: State, pool: Pool, group: Group) -> int:
 
 
 @part
-def jump(state: State, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001 - as in every scheduler
-    """Each step is decided singly."""
-    return 0
+def jump(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Steps in which nobody comes, waits or ends; others are decided singly."""
+    if not steady.all_steady(state, pool, group):
+        return 0
+    return int(steady.go_on(state, pool, group, min(until, state.clocks[HALTS])))
 
 
 @part

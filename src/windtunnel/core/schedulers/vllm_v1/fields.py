@@ -38,7 +38,7 @@ POOL_FIELDS: Fields = [
         "by_priority",
         "evict_worst",
         "stages",
-        "admits_below",  # so many running ones requests are admitted: max_num_seqs, or 0 before the engine sleeps
+        "admits_below",  # requests are admitted below this many running: max_num_seqs, or 0 before the engine sleeps
     )
 ]
 POOL_FIELDS += encoder.POOL_FIELDS

@@ -21,8 +21,13 @@ POOL_FIELDS: Fields = [
         "draft_slots",  # of the budget, beside a request's tokens
         "drops_last_hit",
         "first_rate",  # in ``Drafts.rates``
+        "first_mark",  # in ``Drafts.marks``
     )
 ]
+
+
+AT_LEAST = 4
+"""Drafts that are looked at at once."""
 
 
 class Drafts(NamedTuple):
@@ -30,6 +35,8 @@ class Drafts(NamedTuple):
 
     rates: Array
     """How likely the first one is right, the first two, …: of one pool after the other."""
+    marks: Array
+    """For each rate how many of the 2³² draws are below it, and at least AT_LEAST for each pool."""
     seed: Array
     """[1]"""
     first: Array
@@ -43,18 +50,27 @@ class Drafts(NamedTuple):
 def drafts_of(fleet: Any, demand: Any, pools: NDArray[Any]) -> Drafts:
     """Write the settings into the pools, and make the arrays."""
     rates: list[float] = []
+    marks: list[int] = []
     for pool, policy in zip(pools, fleet.policies, strict=True):
         for name in ("num_speculative_tokens", "lookahead", "draft_slots", "drops_last_hit"):
             pool[name] = getattr(policy.drafts, name)
         pool["first_rate"] = len(rates)
+        pool["first_mark"] = len(marks)
         rates += policy.drafts.rates
+        marks += marks_of(policy.drafts.rates)
     recorded = demand.drafts or (np.zeros(1, np.int64), np.zeros(0, np.int8), np.zeros(0, np.int8))
-    return Drafts(np.array(rates), np.array([fleet.seed], dtype=np.int64), *recorded)
+    seed = np.array([fleet.seed], dtype=np.int64)
+    return Drafts(np.array(rates), np.array(marks), seed, *recorded)
+
+
+def marks_of(rates: tuple[float, ...]) -> list[int]:
+    """For each rate how many of the 2³² draws are below it: ``share < rate`` in whole numbers. At least AT_LEAST."""
+    return [int(np.ceil(rate * 4294967296.0)) for rate in rates] + [0] * (AT_LEAST - len(rates))
 
 
 @part
 def blocks_ahead(pool: Pool, tokens: int) -> int:
-    """Blocks of a request with so many tokens, and of those beyond them that its drafter writes."""
+    """Blocks of a request with this many tokens, and of those beyond them that its drafter writes."""
     return blocks_of(pool, min(tokens + pool.lookahead, pool.max_model_len))
 
 
@@ -96,7 +112,7 @@ def mixed(x: int) -> int:
 
 @part
 def num_accepted(pool: Pool, drafts: Drafts, request: Request, r: int, place: int, count: int) -> int:
-    """How many of the first ``count`` drafts are right after so many tokens of an answer."""
+    """How many of the first ``count`` drafts are right after this many tokens of an answer."""
     if len(drafts.hits) > 0:
         return min(int(drafts.hits[drafts.first[r] + place]), count)
     drawn = mixed(mixed((drafts.seed[0] + request.id) & MASK) ^ mixed(place + 1))
@@ -108,7 +124,7 @@ def num_accepted(pool: Pool, drafts: Drafts, request: Request, r: int, place: in
 
 @part
 def num_proposed(pool: Pool, drafts: Drafts, request: Request, r: int) -> int:
-    """How many drafts a request has when so many of its tokens are known."""
+    """How many drafts a request has when this many of its tokens are known."""
     if len(drafts.proposals) > 0:
         return int(drafts.proposals[drafts.first[r] + request.generated])
     return pool.num_speculative_tokens
