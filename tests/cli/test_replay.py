@@ -62,6 +62,26 @@ def test_bad_words_are_one_line(tmp_path: Path, capsys: Capture, words: list[str
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"prompt_len": 10**30}, "prompt_len=1000000000000000000000000000000: must be a number, at most 10,000,000"),
+        ({"arrival": float("nan")}, "arrival=nan: must be a number"),
+        ({"prefix": [["a", [3]]]}, "request 'a': has a value of a wrong kind"),
+        ({"images": [[[], 1, "x"]]}, "request 'a': has a value of a wrong kind"),
+    ],
+)
+def test_a_request_that_is_none_is_one_line(
+    tmp_path: Path, capsys: Capture, words: dict[str, object], message: str
+) -> None:
+    path = Path(recording(tmp_path, {}))
+    document = json.loads(path.read_text())
+    document["requests"][0] |= words
+    path.write_text(json.dumps(document))
+    assert main(["replay", str(path), "--scheduler", "vllm-0.32"]) == WRONG
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", sorted(set(SCHEDULERS.values())))
 def test_every_scheduler_has_its_replay(module: str) -> None:
     assert callable(import_module(module).replay)

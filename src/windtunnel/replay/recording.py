@@ -117,7 +117,12 @@ def read_recording(path: Path) -> Recording:
     ordered = rows if sessions else sorted(rows, key=lambda row: row["arrival"])
     earlier: dict[str, RecordedRequest] = {}
     for rank, row in enumerate(ordered):
-        earlier[row["id"]] = _request(row, rank, tokens, earlier, sessions)
+        try:
+            earlier[row["id"]] = _request(row, rank, tokens, earlier, sessions)
+        except InputError:
+            raise
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise InputError(f"{str(path)!r}: request {row['id']!r}: has a value of a wrong kind ({error})") from None
     if len(earlier) < len(rows):
         raise InputError(f"{str(path)!r}: {len(rows) - len(earlier)} requests have the id of another one")
     requests = tuple(earlier.values())
@@ -133,6 +138,10 @@ def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
     for key in NEEDED if row.get("after") else (*NEEDED, "arrival"):
         if key not in row:
             raise InputError(f"{str(path)!r}: request {number} has no {key!r}")
+    for key in ("arrival", "think_time", "prompt_len", "output_len"):
+        if type(row.get(key, 0)) not in (int, float) or not abs(row.get(key, 0)) <= MOST:
+            where = f"{str(path)!r}: request {row['id']!r}: {key}={row[key]!r}"
+            raise InputError(f"{where}: must be a number, at most {MOST:,}")
     if row.get("arrival", 0) < 0 or row.get("think_time", 0) < 0 or row["prompt_len"] < 1 or row["output_len"] < 1:
         raise InputError(f"{str(path)!r}: request {row['id']!r}: times must be ≥ 0, prompt_len and output_len ≥ 1")
     return row
@@ -166,6 +175,10 @@ def _request(
     )
 
 
+MOST = 10_000_000
+"""Tokens of a request that is played back, and seconds of its times."""
+
+
 class _Tokens:
     """Numbers for tokens: streams by name, shared where names agree, and private ones that occur once."""
 
@@ -190,7 +203,8 @@ class _Tokens:
         tokens; images stand in the place of theirs."""
         tokens = list(start)
         for name, count in segments:
-            tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in range(count)]
+            some = range(min(count, length - len(tokens)))
+            tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in some]
         del tokens[length:]
         while len(tokens) < length:
             self.private -= 1
