@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from windtunnel.validation.measured_points import read_measured_points
+from windtunnel.validation.measured_points import MeasuredPoint, read_measured_points
 from windtunnel.validation.point_replay import Replayed, replay
 
 FASTEST = 16.0
@@ -21,8 +21,8 @@ CALM, SATURATED = 1.0, 3.0
 mean is beyond that, and so many times the measured one."""
 
 
-def replayed(folder: Path) -> list[Replayed]:
-    """The points of a folder with their simulations."""
+def points_of(folder: Path) -> list[MeasuredPoint]:
+    """The points of a folder, without the fastest."""
     lines = (folder / "points.jsonl").read_text(encoding="utf-8").splitlines()
     kept = [json.loads(line) for line in lines if json.loads(line)["rate"] <= FASTEST]
     for point in kept:
@@ -30,7 +30,12 @@ def replayed(folder: Path) -> list[Replayed]:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "points.jsonl"
         file.write_text("".join(json.dumps(point) + "\n" for point in kept), encoding="utf-8")
-        return [replay(point) for point in read_measured_points(file)]
+        return read_measured_points(file)
+
+
+def replayed(folder: Path) -> list[Replayed]:
+    """The points of a folder with their simulations."""
+    return [replay(point) for point in points_of(folder)]
 
 
 def falsely_saturated(result: Replayed) -> bool:

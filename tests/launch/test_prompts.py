@@ -57,6 +57,38 @@ def test_trtllm_computes_the_beginning_of_a_prompt_once(more: str, found: int) -
     assert again == pytest.approx(first) if not found else again < 0.1 * first
 
 
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ("", [SHARED + 20, 16_391, 16_392]),
+        ("--kv_cache_config.enable_partial_reuse false", [SHARED, 16_384, 16_384]),
+        ("--kv_cache_config.copy_on_partial_reuse false", [SHARED, 16_391, 16_384]),
+    ],
+)
+def test_trtllm_shares_the_beginning_of_a_block_too(more: str, found: list[int]) -> None:
+    """By kvCacheManager.cpp, in blocks of 32. The second prompt parts 20 tokens into a block that others follow, which
+    is copied. The third goes on behind the second's 16,390 tokens and all of its answer but the last token, which was
+    never computed: it writes on in that block, which nobody holds. The fourth goes on there as well, and copies the
+    third's, where the last token is computed. Each takes the time of what is left."""
+    line = f"trtllm-serve Qwen/Qwen3-8B --max_seq_len 16480 --max_num_tokens 16480 {more}"
+    prompts = [SHARED + OWN, SHARED + OWN, 16_440, 16_440]
+    asked = Workload.from_columns(
+        arrival=[0.0, 20.0, 20.0, 20.0],
+        prompt_tokens=prompts,
+        output_tokens=2,
+        session=[0, 1, 1, 1],
+        think_time=[0.0, 0.0, 20.0, 20.0],
+        begins=[None, [0, SHARED + 20], 1, 1],
+    )
+    one = deployed(line)
+    (tables,) = batch_times(one, "modelled")
+    requests = simulate(one, asked, tables=[tables]).requests
+    assert requests.cached_tokens.tolist() == [0, *found]
+    first = requests.first_token - requests.arrival
+    rest = [tables.times.rank(0, 0, [(prompt - hit, hit)]) for prompt, hit in zip(prompts, [0, *found], strict=True)]
+    assert (first - first[0]).tolist() == pytest.approx([each - rest[0] for each in rest], rel=1e-6, abs=1e-9)
+
+
 def test_prompts_of_trtllm_wait_for_others_as_many_steps_as_the_line_says() -> None:
     """``batch_wait_timeout_iters``: a prompt that comes while another request generates joins 8 steps later, or at once
     where it alone is the share of a step that is enough."""

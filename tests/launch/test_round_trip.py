@@ -135,7 +135,8 @@ OWN: dict[str, dict[str, Any]] = {
             [
                 "trtllm-max-utilization",
                 "trtllm-guaranteed-no-evict:balance_timeout=60",
-                "trtllm-1.0:enable_block_reuse=true",
+                "trtllm-1.0:enable_block_reuse=true,enable_partial_reuse=false",
+                "trtllm-1.0:enable_block_reuse=true,copy_on_partial_reuse=false",
                 "trtllm-1.0:enable_block_reuse=true,capacity_scheduler_policy=MAX_UTILIZATION,enable_balance=true",
                 "trtllm-1.0:batch_wait_timeout_iters=8,chunked_prefill=true,chunking_policy=EQUAL_PROGRESS",
             ]

@@ -271,7 +271,10 @@ def test_what_a_reader_should_know_by_hand() -> None:
     at = "the same load relative to each server's capacity"
     assert words["ranges"] == f"90 % of comparable servers, {at}; half of them: TPOT -10…+25 %, TTFT -20…+100 %"
     assert words["evidence"] == "90 points of Qwen3-32B on h100_sxm, vllm: -20…+50 %"
-    assert words["checked"] == "against averages of closed loops only, not percentiles"
+    assert (
+        words["checked"]
+        == "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"
+    )
     assert words["model error"] == "per step: kernels ±10 %, host work ±2.0 %"
     assert words["capacity"] == "8 requests/s; 75 % used, 60 % to 112 % on a real server: overloaded at the upper end"
     assert "within goal" not in words

@@ -121,16 +121,18 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "disable_overlap_scheduler": not overlap,
         "overlap_end": draw(st.sampled_from(["to_complete", "extra"])),
         "enable_block_reuse": reuse,
+        "enable_partial_reuse": reuse and draw(st.booleans()),
+        "copy_on_partial_reuse": draw(st.booleans()),
         "declared_max_new_tokens": draw(st.sampled_from([None, 2 * output])),
     }
     if chunked:
         config["chunking_policy"] = draw(st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]))
-        config["chunk_unit_size"] = draw(st.sampled_from([None, 16]))
+        config["chunk_unit_size"] = draw(st.sampled_from([None, block if reuse else 16]))  # less may leave no token
     if draw(st.booleans()):
         config["batch_wait_timeout_iters"] = draw(st.sampled_from([0, 3, 10]))
         config["batch_wait_max_tokens_ratio"] = draw(st.sampled_from([0.0, 0.3, 0.9]))
     n, gap = draw(st.integers(1, 20)), draw(st.sampled_from([0.0, 0.02, 0.3]))
-    prefixes = [["a", 2 * block], ["b", 2 * block + 5], ["c", 3 * block]]
+    prefixes = [["a", 2 * block], ["b", 2 * block + 5], ["c", 3 * block], ["b", 3 * block - 2]]
     lengths = rng.integers(1, prompt + 1, n)
     lengths += reuse and lengths % block == 0
     requests = [
@@ -139,7 +141,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
             "arrival": round(float(time), 6),
             "prompt_len": int(lengths[i]),
             "output_len": int(rng.integers(1, output + 1)),
-            "prefix": [prefixes[rng.integers(0, 3)]] if reuse and rng.random() < 0.8 else [],
+            "prefix": [prefixes[rng.integers(0, 4)]] if reuse and rng.random() < 0.8 else [],
         }
         for i, time in enumerate(np.cumsum(rng.random(n) * gap))
     ]

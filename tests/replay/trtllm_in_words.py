@@ -100,10 +100,36 @@ class Engine:
         for key in request.holds:
             self.free -= self.references[key] == 0
             self.references[key] += 1
-        hit = request.position = request.found * self.size
+        hit = request.position = request.found * self.size + self.beginning(request)
         if hit and hit + request.chunk < request.prompt:
             request.chunk = max((hit + request.chunk) // self.size * self.size - hit, 0)
         request.chunk = min(request.chunk, request.left)
+
+    def beginning(self, request: Request) -> int:
+        """Tokens that the first new block shares with a stored one behind the same text; a free leaf is not found again
+        (claimLeafBlock): its block is this request's, which has paid for one already."""
+        before, most = request.found * self.size, min(request.prompt - 1, (request.found + 1) * self.size)
+        best: Key = ()
+        alike = 0
+        for key in self.references if self.config["enable_partial_reuse"] else ():
+            if not before < len(key) <= before + self.size or key[:before] != tuple(request.tokens[:before]):
+                continue
+            if not self.config["copy_on_partial_reuse"] and not self.free_leaf(key):
+                continue
+            pairs = zip(key[before:], request.tokens[before:most], strict=False)
+            same = next((k for k, (one, other) in enumerate(pairs) if one != other), min(len(key), most) - before)
+            if same > alike:
+                best, alike = key, same
+        if best and self.free_leaf(best):
+            del self.references[best]
+        return max(alike, 0)
+
+    def free_leaf(self, key: Key) -> bool:
+        """Whether nobody holds a block, and none follows it, as none does one that is partly filled."""
+        followed = len(key) % self.size == 0 and any(
+            len(other) > len(key) and other[: len(key)] == key for other in self.references
+        )
+        return not self.references[key] and not followed
 
     def store_context_blocks(self, request: Request) -> None:
         request.stores = False
@@ -113,6 +139,13 @@ class Engine:
                 request.holds.append(key)
 
     def free_resources(self, request: Request) -> None:
+        if self.config["enable_partial_reuse"] and self.config["enable_block_reuse"]:
+            answer = [-1 - request.row.rank * 10**6 - k for k in range(request.row.output_tokens - 1)]
+            text = (*request.tokens[: request.row.prompt_tokens], *answer)
+            for end in [*range(self.size, len(text) + 1, self.size), len(text)]:
+                if text[:end] not in self.references:
+                    self.references[text[:end]] = 1
+                    request.holds.append(text[:end])
         self.free += request.blocks - len(request.holds)
         for key in request.holds:
             self.references[key] -= 1
@@ -317,7 +350,7 @@ def steps(recording: Recording) -> Iterator[dict[str, Any]]:
                 "context": [one.row.id for one in contexts],
                 "generation": [one.row.id for one in generations],
                 "new": [one.row.id for one in new],
-                "cached_hit": {one.row.id: one.position for one in new if one.found},
+                "cached_hit": {one.row.id: starts[one.row.id] for one in new if starts[one.row.id]},
                 "paused": [one.row.id for one in paused],
                 "held_by_batch_wait": [one.row.id for one in held],
                 "num_fitting": len(engine.fitting),

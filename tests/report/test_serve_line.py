@@ -92,7 +92,10 @@ TRTLLM = {
 }
 """Read in tensorrt_llm/commands/serve.py of 1.x (click.option)."""
 TRTLLM_FILE: dict[str, set[str]] = {
-    "kv_cache_config": {"enable_block_reuse", "free_gpu_memory_fraction", "tokens_per_block", "max_tokens", "dtype"},
+    "kv_cache_config": {
+        *("enable_block_reuse", "enable_partial_reuse", "copy_on_partial_reuse"),
+        *("free_gpu_memory_fraction", "tokens_per_block", "max_tokens", "dtype"),
+    },
     "enable_chunked_prefill": set(),
     "dtype": set(),
     "enable_attention_dp": set(),

@@ -79,9 +79,16 @@ def ask(served: Starlette, *calls: tuple[str, str, Any], **settings: Any) -> lis
     return asyncio.run(sent())
 
 
+@cache
+def compiled() -> None:
+    """Nobody waits for the compiler, as nobody does for a server that has said that it answers."""
+    live().warm_up()
+
+
 @contextmanager
 def on_a_socket(served: Starlette) -> Iterator[str]:
     """The address of a server in a thread."""
+    compiled()
     place = Place(port=0).bind()
     place.listen()
     server = uvicorn.Server(config(served))

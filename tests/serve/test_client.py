@@ -1,5 +1,6 @@
 """The measuring client: what it sends is the workload, and what it says is what the server did."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from serve.endpoint import app, on_a_socket, real_time
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
-from windtunnel.serve.client import Prompts, measured, served_model
+from windtunnel.serve.client import Client, Prompts, measured, served_model
 from windtunnel.workload import Workload, load_trace
 
 LOAD = Workload.from_columns(
@@ -29,6 +30,13 @@ def test_prompts_share_what_their_blocks_share() -> None:
     assert fourth[:16] == first[:16]
     assert fourth[16:32] != first[16:32]
     assert Prompts(LOAD, 1).tokens(0) != first
+
+
+def test_a_body_asks_for_as_many_tokens_as_the_workload_and_the_likeliest_ones() -> None:
+    body = json.loads(Client("http://x", "small", LOAD, 0)._body(2))
+    assert (body["max_tokens"], body["min_tokens"], body["temperature"]) == (8, 8, 0.0)
+    assert body["ignore_eos"] and body["stream"] and body["stream_options"] == {"include_usage": True}
+    assert len(body["prompt"]) == 40 and "priority" not in body
 
 
 def test_the_server_gets_the_workload(tmp_path: Path) -> None:

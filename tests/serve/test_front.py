@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from serve.endpoint import app, ask, client, deployment, live
+from windtunnel.serve.tokens import BytesRule
 from windtunnel.version import __version__
 
 CHAT = {"messages": [{"role": "user", "content": "Say something"}], "max_tokens": 5}
@@ -346,3 +347,14 @@ def test_a_line_of_the_log_for_each_answer() -> None:
     (line,) = map(json.loads, log.getvalue().splitlines())
     assert (line["event"], line["prompt_tokens"], line["output_tokens"], line["aborted"]) == ("answer", 1, 2, False)
     assert "abcd" not in log.getvalue()
+
+
+class NeverAsked(BytesRule):
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError(text[:10])
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_read_as_tokens() -> None:
+    asked = ("POST", "/v1/completions", {"prompt": "a" * 200_000, "max_tokens": 2})
+    (answer,) = ask(app(tokenizer=NeverAsked()), asked)
+    assert answer.status_code == 400 and "max_model_len" in answer.text

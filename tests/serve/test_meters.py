@@ -8,7 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.endpoint import app, ask, deployment, live
-from windtunnel.serve.meters import Buckets
+from windtunnel.serve.clock import VirtualClock
+from windtunnel.serve.engine import Engine
+from windtunnel.serve.meters import Buckets, Meters
 
 TTFT = [
     0.001,
@@ -184,3 +186,12 @@ def test_what_is_of_no_engine_and_of_its_cache() -> None:
     for which in ("0", "1"):
         ((facts, one),) = found["cache_config_info", which]
         assert one == 1 and facts["block_size"] == "16" and facts["enable_prefix_caching"] == "True"
+
+
+def test_gaps_are_counted_together_before_they_are_many() -> None:
+    meters = Meters(Engine(live(), VirtualClock()), "small")
+    for _ in range(1000):
+        meters.tokens([(np.array([0]), np.array([0.02]))])
+        assert len(meters._gaps) < 256
+    found = samples(meters.text().decode())
+    assert found["inter_token_latency_seconds_count", "0"][0][1] == 1000

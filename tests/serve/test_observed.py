@@ -36,6 +36,13 @@ def test_what_a_server_counts() -> None:
     assert 0 < found.output_sd < 10
 
 
+def test_too_few_requests_are_counted() -> None:
+    with pytest.raises(InputError, match=r"^0 requests ended in 5 s: widen --window"):
+        between({}, {}, 5.0)
+    with pytest.raises(InputError, match=r"^19 requests ended"):
+        between({}, {"vllm:request_prompt_tokens_count": 19.0}, 5.0)
+
+
 def test_a_url_without_metrics() -> None:
     with pytest.raises(InputError, match="is a server there"):
         scraped("http://127.0.0.1:9")

@@ -90,14 +90,22 @@ def test_requests_wait_until_all_is_awake() -> None:
     asyncio.run(night())
 
 
-async def interrupted(served: Starlette, how: str, body: dict[str, Any], count: int) -> list[httpx.Response]:
-    """Answers that are under way when the engines are sent to sleep."""
+async def until_run(found: httpx.AsyncClient, count: int, waiting: int = 0) -> None:
+    """Wait until so many requests run, and others wait for a seat."""
+    while True:
+        text = (await found.get("/metrics")).text
+        if total(text, "num_requests_running") >= count and total(text, "num_requests_waiting") >= waiting:
+            return
+        await asyncio.sleep(0)
+
+
+async def interrupted(
+    served: Starlette, how: str, body: dict[str, Any], count: int, running: int
+) -> list[httpx.Response]:
+    """Answers that are under way when the engines are sent to sleep, so many of which run."""
     async with client(served) as found:
         under_way = [asyncio.create_task(found.post("/v1/completions", json=body)) for _ in range(count)]
-        while '"server_load":0' in (await found.get("/load")).text:
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await until_run(found, running, count - running)
         await found.post(f"/sleep?{how}")
         assert await sleeps(found)
         return await asyncio.gather(*under_way)
@@ -106,7 +114,7 @@ async def interrupted(served: Starlette, how: str, body: dict[str, Any], count: 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_under_way_are_aborted(stream: bool) -> None:
     served = sleepy(served=live(deployment(max_num_seqs=2)))
-    answers = asyncio.run(interrupted(served, "mode=abort", ASKED | {"stream": stream}, 3))
+    answers = asyncio.run(interrupted(served, "mode=abort", ASKED | {"stream": stream}, 3, 2))
     counts = []
     for answer in answers:
         assert answer.status_code == 200
@@ -120,7 +128,7 @@ def test_requests_under_way_are_aborted(stream: bool) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_requests_under_way_may_end(count: int) -> None:
-    answers = asyncio.run(interrupted(sleepy(), "mode=wait", ASKED, count))
+    answers = asyncio.run(interrupted(sleepy(), "mode=wait", ASKED, count, count))
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [100] * count
     assert {answer.json()["choices"][0]["finish_reason"] for answer in answers} == {"length"}
 
@@ -175,10 +183,7 @@ def test_the_queue_outlasts_a_sleep_before_which_those_who_run_end(how: str) -> 
             lengths = (60, 100, 80, 2)
             requests = [SOON | {"max_tokens": length} for length in lengths]
             under_way = [asyncio.create_task(found.post("/v1/completions", json=body)) for body in requests]
-            while '"server_load":4' not in (await found.get("/load")).text or (
-                total((await found.get("/metrics")).text, "num_requests_running") < 2
-            ):
-                await asyncio.sleep(0)
+            await until_run(found, 2, 2)
             level = "level=0" if how == "released" else how
             assert (await found.post(f"/sleep?mode=wait&{level}")).status_code == 200
             if how == "released":
@@ -223,7 +228,7 @@ def test_who_comes_while_others_end_waits() -> None:
     async def night() -> None:
         async with client(sleepy()) as found:
             first = asyncio.create_task(found.post("/v1/completions", json=ASKED))
-            await asyncio.sleep(0.01)
+            await until_run(found, 1)
             asleep = asyncio.create_task(found.post("/sleep?mode=wait"))
             while not await sleeps(found):
                 await asyncio.sleep(0)

@@ -271,15 +271,18 @@ def _load(around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def _reuse(result: "Summary") -> list[tuple[str, str]]:
     """What the tokens were that were found, where it is known what prompts share."""
+    from windtunnel.metrics.summary import WHY_AGAIN
+
     found = sum(result.reuse.values())
     if not found:
         return []
     history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
-    computed = (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
     kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
-    again = result.computed_again / max(result.prompt_tokens - result.cached_tokens, 1)
-    known = f", {share(again)} of them known before" if again else ""
-    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt{known}")]
+    computed = max(result.prompt_tokens - result.cached_tokens, 1)
+    why = [f"{share(count / computed)} {WHY_AGAIN[name]}" for name, count in result.why_again.items() if count]
+    known = f", {share(result.computed_again / computed)} of them known before" if result.computed_again else ""
+    known += f" ({', '.join(why)})" if why else ""
+    return [("of these", f"{kinds}; {number(result.computed_per_prompt)} tokens computed per prompt{known}")]
 
 
 def _costs(result: "Summary", around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -349,8 +352,8 @@ def _details(
     facts.append(("steps", _steps(result, value)))
     longest = f"longest wait {value('max_wait')} s"
     facts.append(("waiting", f"{longest}; normalised latency {value('normalised_latency', 1e3)} ms per output token"))
-    blocks = f"{result.kv_blocks:,} blocks" if len(result.pools) == 1 else "of several pools"
-    facts.append(("KV cache", f"{value('utilisation.kv', 100)} % of {blocks} used on average"))
+    blocks = f"of {result.kv_blocks:,} blocks" if len(result.pools) == 1 else "of all pools"
+    facts.append(("KV cache", f"{value('utilisation.kv', 100)} % {blocks} used on average"))
     if isfinite(result.usage.energy_wh):
         kwh = result.usage.energy_wh / 1000
         million = result.per_million_output_tokens(kwh)

@@ -11,9 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.block_index import (
+    Followers,
+    add_follower,
+    drop_follower,
+    followers_of,
+    forget,
+    remember,
+    slot_of,
+)
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, State, attributes, records
-from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, top_of
+from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, token_of, top_of
 
 NO_KEY = -(1 << 62)
 """The key of a run of blocks that no search can find."""
@@ -68,10 +77,13 @@ class Cache(NamedTuple):
     spare: Array
     """[ROOMS + 1] the first spare table of each size, which names the next one; the first entry that was never used."""
     texts: Texts
+    followers: Any
+    """core.block_index.Followers, or None where only whole blocks are shared."""
 
 
-def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
-    """The cache of lanes whose blocks are all free and alike; sets their fields."""
+def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any], parts: bool = False) -> Cache:
+    """The cache of lanes whose blocks are all free and alike; sets their fields. ``parts``: blocks of which others can
+    have the beginning only are kept, too, and the last block of a text, partly filled."""
     blocks = [int(count) for count in lanes["free"]]
     sizes = [1 << int(count * 2).bit_length() for count in blocks]
     items = records(sum(blocks) + len(blocks), ITEM)
@@ -85,13 +97,17 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
         first += count + 1
     holdings = records(len(demand.arrival), HOLDING)
     holdings["version"] = -1
-    holdings["shared"] = shared_tokens(demand) // block_size
+    common = shared_tokens(demand)
+    holdings["shared"] = common // block_size
+    if parts:  # and one more: whether a block is followed by others decides what becomes of it
+        holdings["shared"] = np.where(common > 0, -(-common // block_size) + 1, 0)
     blocks_each = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     holdings["table"], holdings["room"] = NONE, np.ceil(np.log2(np.maximum(blocks_each, 2)))
     tables = np.empty(int((1 << holdings["room"]).sum()), dtype=np.int32)  # most of which is never touched
     spare = np.append(np.full(ROOMS, NONE), 0)
     slots = np.full(sum(sizes), NONE, dtype=np.int32)
-    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand))
+    followers = followers_of(len(items), len(slots)) if parts else None
+    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand), followers)
 
 
 def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
@@ -105,6 +121,9 @@ def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
     items["next"][count] = NONE
     slots, size = int(lane["slots"][0]), int(lane["mask"][0]) + 1
     cache.slots[slots : slots + size] = NONE
+    if cache.followers is not None:
+        cache.followers.rows["owner"][first : first + count + 1] = NONE
+        cache.followers.slots[slots : slots + size] = NONE
     lane["version"] = version + 1
 
 
@@ -135,72 +154,6 @@ def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.in
 def blocks_of(pool: Pool, tokens: int) -> int:
     """KV blocks that hold ``tokens``."""
     return (tokens + pool.block_size - 1) // pool.block_size
-
-
-# Which block has a key: open addressing; equal keys form a ring, the oldest first.
-
-
-@part
-def home(key: int, mask: int) -> int:
-    """Where a key would like to stand in an index of ``mask`` + 1 places."""
-    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & mask
-
-
-@compiled
-def slot_of(items: Array, slots: Array, lane: Lane, key: int) -> int:
-    """Where a key stands in the lane's index, or could stand."""
-    at = home(key, lane.mask)
-    while True:
-        x = slots[lane.slots + at]
-        if x == NONE or items[x].key == key:
-            return at
-        at = (at + 1) & lane.mask
-
-
-@compiled
-def remember(items: Array, slots: Array, lane: Lane, x: int) -> None:
-    """Let an item be found by its key."""
-    at = lane.slots + slot_of(items, slots, lane, items[x].key)
-    first = slots[at]
-    if first == NONE:
-        slots[at] = x
-        items[x].next_same = items[x].previous_same = x
-    else:
-        last = items[first].previous_same
-        items[x].next_same, items[x].previous_same = first, last
-        items[last].next_same = x
-        items[first].previous_same = x
-    lane.version += 1
-
-
-@compiled
-def forget(items: Array, slots: Array, lane: Lane, x: int) -> None:
-    """An item can be found no longer."""
-    lane.version += 1
-    at = slot_of(items, slots, lane, items[x].key)
-    after, before = items[x].next_same, items[x].previous_same
-    if after != x:
-        items[before].next_same = after
-        items[after].previous_same = before
-        if slots[lane.slots + at] == x:
-            slots[lane.slots + at] = after
-        return
-    close_gap(items, slots, lane, at)
-
-
-@compiled
-def close_gap(items: Array, slots: Array, lane: Lane, gap: int) -> None:
-    """Empty a slot, and move those behind it up that would not be found any more."""
-    at = gap
-    while True:
-        at = (at + 1) & lane.mask
-        x = slots[lane.slots + at]
-        if x == NONE:
-            break
-        if ((at - home(items[x].key, lane.mask)) & lane.mask) >= ((at - gap) & lane.mask):
-            slots[lane.slots + gap] = x
-            gap = at
-    slots[lane.slots + gap] = NONE
 
 
 # The queue of free blocks.
@@ -269,8 +222,9 @@ def push_run(items: Array, lane: Lane, count: int, front: bool) -> None:
 
 
 @compiled
-def settle(items: Array, slots: Array, lane: Lane) -> None:
+def settle(cache: Cache, followers: Any, lane: Lane) -> None:
     """Take the blocks that were handed out since from the front of the queue; those with keys lose them."""
+    items = cache.items
     while lane.queued > lane.free:
         x = lane.front
         item = items[x]
@@ -281,7 +235,9 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
             return
         unlink(items, lane, x)
         if item.key != NO_KEY:
-            forget(items, slots, lane, x)
+            forget(items, cache.slots, lane, x)
+            if followers is not None:
+                drop_follower(followers, lane, x)
         item.next = lane.unused
         lane.unused = x
 
@@ -304,7 +260,7 @@ def own_key(pool: Pool, texts: Texts, owner: int, block: int) -> int:
     last = (block + 1) * pool.block_size - 1
     row = texts.rows[owner]
     if last >= row.named:
-        return -1 - ((int(owner) << 24) | block)
+        return -1 - ((int(owner) << 24) | int(block))
     place = last // texts.size
     return texts.names[row.names + place] * texts.size + last - place * texts.size
 
@@ -326,7 +282,7 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     if longest == 0:
         return 0, 0
     holding = cache.holdings[r]
-    settle(cache.items, cache.slots, lane)
+    settle(cache, cache.followers, lane)
     if holding.version != lane.version:
         holding.version = lane.version
         search(pool, lane, cache, r, longest)
@@ -422,11 +378,41 @@ def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> N
 
 
 @part
-def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> int:
+def keyed_item(pool: Pool, lane: Lane, cache: Cache, followers: Any, owner: int, block: int) -> int:
     """A new item that others can find, for a full block of the one who wrote its last token first."""
     x = new_item(cache.items, lane, own_key(pool, cache.texts, owner, block), 1)
     remember(cache.items, cache.slots, lane, x)
+    if followers is not None:
+        add_follower(followers, lane, x, key_before(pool, cache.texts, owner, block), owner, pool.block_size)
     return x
+
+
+@part
+def key_before(pool: Pool, texts: Texts, r: int, block: int) -> int:
+    """The key of the block before this one of a text; NO_KEY: there is none."""
+    return key_of(pool, texts, r, block - 1) if block > 0 else NO_KEY
+
+
+PARTLY = 1 << 23
+"""In the key of a block that is partly filled, which no search for whole ones asks for."""
+
+
+@part
+def push_part(pool: Pool, lane: Lane, cache: Cache, followers: Followers, r: int, block: int, filled: int) -> None:
+    """Put a partly filled block at the end of the queue; others find its beginning, unless one like it is there."""
+    last = block * pool.block_size + filled - 1
+    owner = owner_of(cache.texts, r, last)
+    key = token_of(cache.texts, owner, last)
+    if last >= cache.texts.rows[owner].named:
+        key = -1 - ((int(owner) << 24) | PARTLY | int(block))
+    like = cache.slots[lane.slots + slot_of(cache.items, cache.slots, lane, key)]
+    if like != NONE and followers.rows[like].tokens == filled:
+        push_run(cache.items, lane, 1, False)
+        return
+    x = new_item(cache.items, lane, key, 1)
+    remember(cache.items, cache.slots, lane, x)
+    add_follower(followers, lane, x, key_before(pool, cache.texts, owner, block), owner, filled)
+    push(cache.items, lane, x)
 
 
 @compiled
@@ -434,11 +420,11 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
     make_room(cache, holding)
-    settle(cache.items, cache.slots, lane)
+    settle(cache, cache.followers, lane)
     owner = r
     for k in range(full - 1, holding.kept - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        x = keyed_item(pool, lane, cache, owner, k)
+        x = keyed_item(pool, lane, cache, cache.followers, owner, k)
         cache.items[x].references = 1
         cache.tables[holding.table + k] = x
     holding.kept = full
@@ -454,21 +440,31 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
     if cache is None:
         lane.free += blocks_of(pool, tokens)
     else:
-        put_back(pool, lane, cache, r, blocks_of(pool, tokens), offered // pool.block_size, returns)
+        put_back(pool, lane, cache, cache.followers, r, blocks_of(pool, tokens), offered, returns)
 
 
 @compiled
-def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int, returns: bool) -> None:
-    """``count`` blocks of a request join the queue, of which the first ``full`` keep their keys; see ``give_back``."""
-    holding, items = cache.holdings[r], cache.items
-    settle(items, cache.slots, lane)
-    push_run(items, lane, count - full, pool.plain_blocks_first != 0)
+def put_back(
+    pool: Pool, lane: Lane, cache: Cache, followers: Any, r: int, count: int, offered: int, returns: bool
+) -> None:
+    """``count`` blocks of a request join the queue, of which those of the ``offered`` tokens keep their keys; see
+    ``give_back``."""
+    holding, items, full = cache.holdings[r], cache.items, offered // pool.block_size
+    settle(cache, followers, lane)
+    if followers is None:
+        push_run(items, lane, count - full, pool.plain_blocks_first != 0)
+    else:
+        filled = offered - full * pool.block_size
+        kept = 1 if filled > 0 and (returns or holding.shared > full) else 0
+        push_run(items, lane, count - full - kept, False)
+        if kept > 0:
+            push_part(pool, lane, cache, followers, r, full, filled)
     named = full if returns else max(min(full, holding.shared), holding.kept)
     push_run(items, lane, full - named, False)
     owner = r
     for k in range(named - 1, holding.kept - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        push(items, lane, keyed_item(pool, lane, cache, owner, k))
+        push(items, lane, keyed_item(pool, lane, cache, cache.followers, owner, k))
     if holding.kept > 0:
         for k in range(holding.kept - 1, -1, -1):
             x = cache.tables[holding.table + k]
@@ -484,14 +480,14 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
 @compiled
 def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int) -> None:
     """Blocks ``first`` to ``last`` of a request come from elsewhere: free blocks take them, as if just given back."""
-    settle(cache.items, cache.slots, lane)
+    settle(cache, cache.followers, lane)
     last = min(last, first + lane.free)
     lane.free -= last - first
-    settle(cache.items, cache.slots, lane)
+    settle(cache, cache.followers, lane)
     owner = r
     for k in range(last - 1, first - 1, -1):
         owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
-        push(cache.items, lane, keyed_item(pool, lane, cache, owner, k))
+        push(cache.items, lane, keyed_item(pool, lane, cache, cache.followers, owner, k))
     lane.free = lane.queued
 
 

@@ -304,7 +304,7 @@ def indexed(known: Routing, cache: Any, state: State, r: int, j: int) -> int:
     if longest == 0:
         return 0
     lane = known.lanes[j]
-    blocks.settle(cache.items, cache.slots, lane)
+    blocks.settle(cache, cache.followers, lane)
     blocks.search(known.pools[0], lane, cache, r, longest)
     return cache.holdings[r].found * known.pools[0].block_size
 
@@ -320,7 +320,7 @@ def remember_prompt(known: Routing, cache: Any, state: State, r: int, j: int) ->
 def enter_prompt(known: Routing, cache: Any, state: State, r: int, j: int) -> None:
     """Make its blocks those that were used last."""
     pool, lane = known.pools[0], known.lanes[j]
-    blocks.settle(cache.items, cache.slots, lane)
+    blocks.settle(cache, cache.followers, lane)
     tokens = min(state.requests[r].prompt, lane.free * pool.block_size)
     found, longest = 0, min(findable(known, state, r), tokens // pool.block_size)
     if longest > 0:

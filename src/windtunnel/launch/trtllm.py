@@ -11,7 +11,12 @@ from windtunnel.model import MoE
 
 NO_EVICT, MOST, EXACT = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-1.0"
 """Names of its scheduler: in what matters by its two policies of capacity, and step by step."""
-OF_PREFIXES = ("kv-cache-config.host-cache-size", "kv-cache-config.enable-partial-reuse")
+PARTS = {
+    "kv-cache-config.enable-partial-reuse": "enable_partial_reuse",
+    "kv-cache-config.copy-on-partial-reuse": "copy_on_partial_reuse",
+}
+"""Flags → settings of its scheduler: whether the beginning of a block is shared as well; both are on."""
+OF_PREFIXES = ("kv-cache-config.host-cache-size", *PARTS)
 """Flags of the prefix cache, which say nothing where there is none."""
 TIMEOUT = 50
 """Steps that ranks wait for each other's prompts unless told otherwise (``timeout_iters``)."""
@@ -154,8 +159,6 @@ def _reuses(asked: Asked, found: Settings) -> bool:
         if said:
             asked.unused[flag] = "what a decode server gets is whole"
         return False
-    if asked.get("kv-cache-config.enable-partial-reuse") is not False:
-        asked.notes["prefixes"] = "shared by whole blocks here: the server shares the beginning of a block as well"
     return True
 
 
@@ -190,7 +193,10 @@ def _scheduler(asked: Asked, engine: dict[str, Any], found: Settings) -> None:
     policy = asked.text("scheduler-config.capacity-scheduler-policy").upper()
     if policy not in ("", "MAX_UTILIZATION", "GUARANTEED_NO_EVICT"):
         asked.refused["scheduler-config.capacity-scheduler-policy"] = "how much memory a request needs to be admitted"
-    words = {**({"enable_block_reuse": True} if _reuses(asked, found) else {}), **_waits(asked)}
+    words: dict[str, Any] = _waits(asked)
+    if _reuses(asked, found):
+        parts = {name: False for flag, name in PARTS.items() if asked.given(flag) is False}
+        words = {"enable_block_reuse": True, **parts, **words}
     balanced = asked.truth("attention-dp-config.enable-balance")
     steps = asked.integer("attention-dp-config.timeout-iters")
     if words:
@@ -211,7 +217,9 @@ def _scheduler(asked: Asked, engine: dict[str, Any], found: Settings) -> None:
         if engine["enable_chunked_prefill"]:
             words["chunked_prefill"] = True
         engine["enable_chunked_prefill"] = None
-        said = ",".join(f"{name}={str(value).lower() if value is True else value}" for name, value in words.items())
+        said = ",".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in words.items()
+        )
         engine["scheduler"] = f"{rules}:{said}" if said else rules
 
 

@@ -159,7 +159,7 @@ class Bands:
         found = [
             ("ranges", f"90 % of comparable servers, {at}; half of them: TPOT {span(steps)}, TTFT {span(first)}"),
             ("evidence", self.doubt.words),
-            ("checked", "against averages of closed loops only, not percentiles"),
+            ("checked", "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"),
         ]
         if (expected := self.expected("mean")) and (group := self.doubt.shifted_by):
             factor = exp(self.doubt.shift)

@@ -70,6 +70,9 @@ class Summary:
     computed_again: int
     """Tokens of prompts, of the whole run, that an earlier text had in full blocks and that were computed nevertheless:
     evicted before their reuse, on another replica, or not there yet."""
+    why_again: Mapping[str, int]
+    """These by why: ``evicted`` before reuse, ``elsewhere`` (computed by other replicas or ranks only) or ``early``
+    (nowhere yet); nothing with pools apart."""
     swapped: Mapping[str, float]
     """Of the whole run, where requests were swapped to the host: ``sequences``, how often one was, and ``seconds`` that
     steps waited for blocks on their way."""
@@ -125,6 +128,12 @@ class Summary:
     def per_million_output_tokens(self, amount: float) -> float:
         """An amount of the whole window (cost_usd, energy_wh) per million output tokens; NaN if there are none."""
         return _per_million(amount, self.output_throughput * self.window.seconds)
+
+    @property
+    def computed_per_prompt(self) -> float:
+        """Tokens of a prompt that no cache had, on average; NaN without any."""
+        ran = self.total - self.rejected
+        return (self.prompt_tokens - self.cached_tokens) / ran if ran else NAN
 
     @property
     def cost_per_hour(self) -> float:
@@ -289,6 +298,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
             "cached_tokens": result.cached_tokens,
             "generated_cached_tokens": result.reuse.get("answers", 0),
             **({"reuse": dict(result.reuse), "computed_again_tokens": result.computed_again} if result.reuse else {}),
+            **({"why_again": dict(result.why_again)} if result.why_again else {}),
             **({"stores": dict(result.stores)} if result.stores else {}),
             **({"lives": dict(result.lives)} if result.lives else {}),
             "time_share": {source: result.time_share[source] for source in SOURCES},
@@ -351,7 +361,12 @@ def _store_rates(run: Run) -> dict[str, float]:
 def _reuse(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     again = int(manifest.get("computed_again", 0))
-    return {**{name: dict(manifest.get(name, {})) for name in ("reuse", "swapped")}, "computed_again": again}
+    names = ("reuse", "why_again", "swapped")
+    return {**{name: dict(manifest.get(name, {})) for name in names}, "computed_again": again}
+
+
+WHY_AGAIN = {"evicted": "evicted", "elsewhere": "on another replica", "early": "not there yet"}
+"""Words for the names of ``Summary.why_again``."""
 
 
 def _lives(run: Run) -> dict[str, Any]:

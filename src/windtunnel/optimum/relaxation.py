@@ -193,14 +193,7 @@ class _Phases:
         waiting: list[tuple[float, int]] = []
         for c, one in enumerate(self.classes):
             prompts, decodes, contexts = (self._done(c, range(phase, phase + 1), amount) for amount in range(3))
-            steps = self._steps(one)
-            requests = self.left[c][3][phase]
-            waiting += requests
-            add(
-                (float(one.members), self.batches[phase - 1]),
-                (-float(steps * one.members), CONSTANT),
-                *_times(float(steps), requests),
-            )
+            waiting += self.left[c][3][phase]
             add(*_times(float(one.members), batches), *_times(-1.0, [*prompts, *decodes]))
             computed += [*prompts, *decodes]
             tokens += [*_times(float(one.prompt), prompts), *decodes]

@@ -103,6 +103,11 @@ class Settings:
         return False
 
     @property
+    def shares_parts(self) -> bool:
+        """They also share the beginning of a block in which they part."""
+        return False
+
+    @property
     def drafts(self) -> Drafts | None:
         """What a drafter proposes, which steps verify; None: nothing."""
         return None

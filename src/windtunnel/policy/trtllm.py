@@ -46,9 +46,16 @@ class Trtllm(Settings):
     """Share of max_num_tokens that is enough; both 0: no such rule."""
     enable_block_reuse: bool = False
     """Prompts that share a beginning share its full blocks."""
+    enable_partial_reuse: bool = True
+    """With reuse, a prompt also takes the beginning of a block in which another text goes on differently, token by
+    token, and a text's last block, partly filled (KvCacheConfig; the default of each version that has it)."""
+    copy_on_partial_reuse: bool = True
+    """Such a block is copied where another request holds it or others follow it; otherwise only those are taken that
+    nobody holds and none follows."""
     enable_prefix_aware_scheduling: bool = True
-    """With reuse, a prompt whose next block another one computes just now is passed over until it is there, and what is
-    found counts neither as memory nor as tokens; otherwise, and with STATIC_BATCH, that is not known in time."""
+    """With reuse, a prompt whose next block another one computes just now is passed over until it is there, and whole
+    blocks that are found count neither as memory nor as tokens; otherwise, and with STATIC_BATCH, that is not known in
+    time."""
     enable_balance: bool = False
     """Ranks with attention data parallelism admit prompts together (attention_dp_config)."""
     timeout_iters: int = 50
@@ -73,6 +80,11 @@ class Trtllm(Settings):
     def prefix_caching(self) -> bool:
         """Prompts that share a beginning share its memory."""
         return self.enable_block_reuse
+
+    @property
+    def shares_parts(self) -> bool:
+        """They also share the beginning of a block in which they part."""
+        return self.enable_block_reuse and self.enable_partial_reuse
 
     @property
     def unused_blocks(self) -> int:

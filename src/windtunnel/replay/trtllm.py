@@ -40,6 +40,8 @@ CONFIG: Record = {
     "batch_wait_timeout_iters": 0,
     "batch_wait_max_tokens_ratio": 0.0,
     "enable_block_reuse": False,
+    "enable_partial_reuse": False,
+    "copy_on_partial_reuse": True,
     "declared_max_new_tokens": None,
     "max_seq_len": None,
     "attention_dp_size": 1,
@@ -53,6 +55,7 @@ as its output; None: what it generates. Requests go to the ranks of attention da
 SAME_NAME = (
     *("capacity_scheduler_policy", "chunking_policy", "disable_overlap_scheduler", "overlap_end"),
     *("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "enable_block_reuse"),
+    *("enable_partial_reuse", "copy_on_partial_reuse"),
     *("enable_balance", "timeout_iters", "batching_wait_iters"),
 )
 """Arguments that ``Trtllm`` calls as the engine does."""
@@ -210,8 +213,9 @@ class Scheduler:
         size = config["attention_dp_size"]
         room = limits(config, longest)
         arrival = [float(row.arrival) for row in rows]
-        requests = demand(rows, arrival, asked, room.block_size, declared)
-        self.stepper = Stepper(room, policy(config), requests, size)
+        rules = policy(config)
+        requests = demand(rows, arrival, asked, 1 if rules.shares_parts else room.block_size, declared)
+        self.stepper = Stepper(room, rules, requests, size)
         self.ranks = [Rank(self.stepper, i) for i in range(size)]
         pool = self.stepper.state.pools[ONLY]
         pool["max_num_batched_tokens"] = config["max_num_tokens"]  # which may be less than max_batch_size here

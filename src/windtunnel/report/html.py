@@ -9,6 +9,7 @@ from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.deployment.title import device_name, replicas_of, title
 from windtunnel.metrics import PERCENTILES, Steps, Summary
+from windtunnel.metrics.summary import WHY_AGAIN
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
@@ -144,24 +145,26 @@ def key_figures(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> 
     )
     blocks = f"of {summary.kv_blocks:,} blocks a rank" if len(summary.pools) == 1 else "of all pools"
     waited = f"{summary.preemptions:,} preemptions, longest wait {seconds(summary.max_wait)}"
-    found = percent(summary.prefix_cache_hit_rate)
     cards += [
         card("Cost / M output tokens", money(million(used.cost_usd)), price),
         card("Energy / M output tokens", energy, power),
         card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
-        card("KV cache in use", percent(used.kv), f"{blocks}; {found} of prompts found{_reuse(summary)}"),
+        card("KV cache in use", percent(used.kv), blocks),
+        *([card("Computed of a prompt", *_reuse(summary))] if summary.prompt_tokens else []),
         card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _reuse(summary: Summary) -> str:
-    """What the tokens were that were found, where it is known what prompts share."""
-    found = sum(summary.reuse.values())
+def _reuse(summary: Summary) -> tuple[str, str]:
+    """(Tokens of a prompt that no cache had, what the others were and how many of these had been known)."""
+    found, computed = sum(summary.reuse.values()), max(summary.prompt_tokens - summary.cached_tokens, 1)
     words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
     parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
-    again = f"; {summary.computed_again:,} of their tokens computed again" if summary.computed_again else ""
-    return f" ({', '.join(parts)}){again}" if parts else again
+    said = f"{percent(summary.prefix_cache_hit_rate)} of prompts found" + (f" ({', '.join(parts)})" if parts else "")
+    why = [f"{percent(count / computed)} {WHY_AGAIN[name]}" for name, count in summary.why_again.items() if count]
+    again = f"; {summary.computed_again:,} tokens known before and computed again" if summary.computed_again else ""
+    return f"{number(summary.computed_per_prompt)} tokens", said + again + (f": {', '.join(why)}" if why else "")
 
 
 def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
 from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES, WRITTEN
 from windtunnel.launch.table import table
-from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, WAITS
+from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, PARTS, WAITS
 from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, SYMMETRIC, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
@@ -111,7 +111,7 @@ def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
 
 OF_TRTLLM = {
     *("enable_block_reuse", "enable_balance", "timeout_iters", "chunking_policy", "disable_overlap_scheduler"),
-    "capacity_scheduler_policy",
+    *("capacity_scheduler_policy", "enable_partial_reuse", "copy_on_partial_reuse"),
 }
 """Settings of TensorRT-LLM's scheduler that its YAML can express, other than those in ``WAITS``."""
 
@@ -349,6 +349,7 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
     named = settings_of(engine["scheduler"]) if rules in (NO_EVICT, MOST, EXACT) else None
     cache = {
         "enable_block_reuse": bool(engine.get("enable_prefix_caching") or getattr(named, "enable_block_reuse", False)),
+        **{name: False for name in PARTS.values() if not getattr(named, name, True)},
         "free_gpu_memory_fraction": engine.get("gpu_memory_utilization"),
         "tokens_per_block": engine.get("block_size"),
         "max_tokens": _times(engine.get("num_gpu_blocks_override"), engine.get("block_size") or 1),

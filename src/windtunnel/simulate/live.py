@@ -135,7 +135,8 @@ def live(
     tables = batch_times(deployment, perf) if tables is None else tables
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     caching = any(policy.prefix_caching for policy in policies) or routers[0].number == SCORED
-    hash_block_size = int(deployment.pools[0].engine.resolved("block_size")) if caching else 0
+    by_token = any(policy.shares_parts for policy in policies)
+    hash_block_size = (1 if by_token else int(deployment.pools[0].engine.resolved("block_size"))) if caching else 0
     if not caching:
         policies = [policy.without_known_prefixes() for policy in policies]
     budgets = [kv_blocks(pool) for pool in deployment.pools]

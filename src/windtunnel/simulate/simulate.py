@@ -15,7 +15,7 @@ from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.core.stores.chunks import require_taking
-from windtunnel.core.texts.kinds import computed_again, reuse_by_kind
+from windtunnel.core.texts.kinds import computed_again, reuse_by_kind, why_again
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, room_notes, state_notes
@@ -155,7 +155,10 @@ def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:
     cached, ran = record.requests["cached_tokens"].astype(np.int64), ~np.isnan(record.requests["scheduled"])
     reuse = reuse_by_kind(demand, cached)
     again = computed_again(demand, cached, ran, fleet.limits[0].block_size)
-    found = {"stores": stores, "lives": lives, "reuse": reuse, "computed_again": again, "swapped": swapped(record)}
+    one_cache = not isinstance(record, handover.Handed) and any(policy.prefix_caching for policy in fleet.policies)
+    why = why_again(demand, record.requests, ran, fleet.limits[0].block_size) if one_cache else {}
+    found = {"stores": stores, "lives": lives, "reuse": reuse, "computed_again": again, "why_again": why}
+    found["swapped"] = swapped(record)
     return {name: value for name, value in found.items() if value}
 
 

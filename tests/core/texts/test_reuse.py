@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.core.texts.kinds import computed_again
+from windtunnel.core.texts.kinds import computed_again, why_again
 from windtunnel.core.texts.reuse import MEMORIES, reuse, service_order, summary_of_reuse
 from windtunnel.workload import Workload, load_trace, with_lanes
 from windtunnel.workload.texts import tree
@@ -122,3 +122,27 @@ def test_what_is_computed_again() -> None:
     assert computed_again(demand, cached, ran, 16) == 144 + 96
     assert computed_again(demand, cached, ran & [True, False, True], 16) == 96
     assert computed_again(SimpleNamespace(begins=None), cached, ran, 16) == 0
+
+
+def test_why_it_is_computed_again() -> None:
+    """Six prompts begin with 64 tokens of the first, which lane 0 has computed at 1 s, and find nothing: one comes
+    before that; one asks lane 1, which has computed them for nobody; the next one there comes when that one has its
+    first token, so that they are gone again; one asks lane 0. One begins with an answer that ends at 9 s, before
+    that; the last one ran nowhere."""
+    demand = SimpleNamespace(
+        begins=(np.array([-1, 0, 0, 0, 0, 0, 0]), np.array([0, 64, 64, 64, 64, 112, 64])),
+        prompt_tokens=np.array([100, 80, 80, 80, 80, 160, 80]),
+        output_tokens=np.full(7, 50),
+    )
+    requests = {
+        "cached_tokens": np.zeros(7, dtype=np.int64),
+        "lane": np.array([0, 0, 1, 1, 0, 0, -1]),
+        "scheduled": np.array([0.0, 0.5, 2.0, 4.0, 5.0, 8.0, np.nan]),
+        "first_token": np.array([1.0, 1.5, 3.0, 5.0, 6.0, 8.5, np.nan]),
+        "finish": np.array([9.0, 2.0, 3.5, 5.5, 6.5, 9.5, np.nan]),
+    }
+    ran = ~np.isnan(requests["scheduled"])
+    found = why_again(demand, requests, ran, 16)
+    assert found == {"evicted": 128, "elsewhere": 64, "early": 64 + 112}
+    assert sum(found.values()) == computed_again(demand, requests["cached_tokens"], ran, 16)
+    assert why_again(SimpleNamespace(begins=None), requests, ran, 16) == {}

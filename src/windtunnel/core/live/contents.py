@@ -107,7 +107,8 @@ class Contents:
         cache = self._with_names(_roomy(cache, tables=room[1]), r, names, first)
         cache.holdings[r] = blank
         row = cache.holdings[r]
-        row["table"], row["room"], row["shared"] = room[0], NONE, len(names) * self.size // size
+        parts = 0 if cache.followers is None else size - 1
+        row["table"], row["room"], row["shared"] = room[0], NONE, (len(names) * self.size + parts) // size
         return cache
 
     def _with_names(self, cache: Any, r: int, names: tuple[int, ...], first: int) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.core.dispatch import several
 from windtunnel.core.engine import Demand, Fleet, Integers
-from windtunnel.core.records import State
+from windtunnel.core.records import NONE, State
 from windtunnel.core.routing import ACCEPTED, between_caches, note_departures, note_first_tokens
 from windtunnel.core.seats import WHO
 from windtunnel.core.stores import chunks
@@ -32,7 +32,11 @@ def _of_scheduler(extra: Any) -> Any:
     if cache is None:
         return ()
     held = cache.items if hasattr(cache, "items") else cache.blocks
-    return owners(held["key"])
+    found = owners(held["key"])
+    if getattr(cache, "followers", None) is not None:
+        writers = cache.followers.rows["owner"]
+        found = np.append(found, np.unique(writers[writers != NONE]))
+    return found
 
 
 def owners(keys: Any) -> Any:

@@ -25,9 +25,10 @@ from windtunnel.core.schedulers.sglang_memory import (
     urgency,
 )
 from windtunnel.core.schedulers.sglang_tree.host import FEWEST, load, offer_on_host
-from windtunnel.core.schedulers.sglang_tree.radix import LRU, Tree, common, descend, lock, renew, unlock
+from windtunnel.core.schedulers.sglang_tree.radix import LRU, Tree, descend, lock, renew, unlock
 from windtunnel.core.schedulers.vllm_v1.speculation import MASK, mixed
 from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk
+from windtunnel.core.texts.owners import common
 
 # The order of the queue (SchedulePolicy). It sorts for good: a queue keeps the order that one round gave it.
 
@@ -186,7 +187,7 @@ def match_queue(tree: Tree, pool: Pool, lane: Lane, requests: Array, scratch: Ar
             for j in range(others):
                 other = scratch[OTHERS, j]
                 both = min(known, requests[other].prompt + requests[other].generated)
-                shared = max(shared, common(tree, other, r, 0, both if pool.newer else both - 1))
+                shared = max(shared, common(tree.texts, other, r, 0, both if pool.newer else both - 1))
             deferred = shared >= IN_BATCH_SHARED
             if not deferred:
                 scratch[OTHERS, others] = r
@@ -561,4 +562,4 @@ def admit(
     if verdict == NO_MEMORY:
         lane.full = not pool.newer or lane.batch + lane.top > 0
     if pool.preempts:
-        requeue(lane, requests)
+        requeue(pool, lane, requests)

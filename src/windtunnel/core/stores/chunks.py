@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import Cache, close_gap, home, link, own_key, slot_of, unlink
+from windtunnel.core.block_index import close_gap, home, slot_of
+from windtunnel.core.blocks import Cache, link, own_key, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
 from windtunnel.core.texts.owners import down_to, owner_of, shared_tokens, top_of

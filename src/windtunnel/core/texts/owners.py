@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import part
+from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, attributes, records
 
 PRIVATE = 1 << 62
@@ -108,6 +108,24 @@ def down_to(texts: Texts, r: int, owner: int, place: int) -> int:
     while owner != r and place >= rows[rows[owner].below].begins:
         owner = rows[owner].below
     return owner
+
+
+@compiled
+def common(texts: Texts, a: int, b: int, start: int, end: int) -> int:
+    """How many tokens two requests with equal beginnings share from ``start`` on, at most to ``end``."""
+    rows, names, size = texts.rows, texts.names, texts.size
+    while a != b and end > start and (rows[a].begins > start or rows[b].begins > start):
+        if rows[a].begins >= rows[b].begins:  # shared tokens grow on the way down: b is not above a
+            end, a = min(end, rows[a].begins), rows[a].other
+        else:
+            end, b = min(end, rows[b].begins), rows[b].other
+    if a == b:
+        return max(end - start, 0)
+    end = min(end, rows[a].named, rows[b].named)
+    at = start
+    while at < end and names[rows[a].names + at // size] == names[rows[b].names + at // size]:
+        at = min((at // size + 1) * size, end)
+    return max(at - start, 0)
 
 
 @part

@@ -150,8 +150,22 @@ function drawTime(shown) {
     el("p", { class: "quiet" }, `busy ${percent(busy)}, ${percent(mfu)} of FLOP/s, ${percent(mbu)} of memory bandwidth; batches of ${number(shown.document.batch_size)}; kernel times ${percent(measured, 2)} measured, ${percent(interpolated, 2)} interpolated, ${percent(modelled, 2)} modelled`));
 }
 
+const FOUND = { history: "the session's earlier prompts", answers: "its answers", others: "other prompts" };
+const AGAIN = { evicted: "evicted", elsewhere: "on another replica", early: "not there yet" };
+
+// What prompts found in the cache, and what was computed of them although it had been known.
+function reuse(run) {
+  const found = Object.values(run.reuse ?? {}).reduce((sum, tokens) => sum + tokens, 0);
+  if (!found) return [];
+  const computed = run.prompt_tokens - run.cached_tokens;
+  const parts = (names, tokens, whole) => Object.entries(names).filter(([key]) => tokens?.[key]).map(([key, name]) => `${percent(tokens[key] / whole, 2)} ${name}`).join(", ");
+  const why = parts(AGAIN, run.why_again, computed);
+  const again = run.computed_again_tokens ? `, ${percent(run.computed_again_tokens / computed, 2)} of them known before${why ? ` (${why})` : ""}` : "";
+  return [el("p", { class: "quiet" }, `${percent(run.prefix_cache_hit_rate, 2)} of prompts found: ${parts(FOUND, run.reuse, found)}; ${number(computed / (run.requests.total - run.requests.rejected))} tokens computed of each${again}`)];
+}
+
 function drawMemory(shown) {
-  $("memory").replaceChildren(...shown.pools.flatMap((pool) => {
+  $("memory").replaceChildren(...reuse(shown.document), ...shown.pools.flatMap((pool) => {
     const parts = Object.entries(pool.memory).filter(([, bytes]) => bytes > 0);
     const used = shown.pools.length === 1 ? `, ${percent(shown.document.utilisation.kv)} in use in the mean` : "";
     return [shown.pools.length > 1 ? el("h3", {}, `${pool.name}: ${pool.replicas} × ${pool.gpus / pool.replicas} × ${pool.device}`) : null, ...stack(parts, gib),

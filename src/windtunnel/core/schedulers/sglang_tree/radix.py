@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
-from windtunnel.core.texts.owners import Texts, owner_of, texts_of, token_of
+from windtunnel.core.texts.owners import Texts, common, owner_of, texts_of, token_of
 
 DEEPEST = 1 << 24
 """More nodes than any path has."""
@@ -184,24 +184,6 @@ def token(tree: Tree, r: int, place: int) -> int:
     return token_of(tree.texts, owner_of(tree.texts, r, place), place)
 
 
-@compiled
-def common(tree: Tree, a: int, b: int, start: int, end: int) -> int:
-    """How many tokens two requests with equal beginnings share from ``start`` on, at most to ``end``."""
-    rows, names, size = tree.texts.rows, tree.texts.names, tree.texts.size
-    while a != b and end > start and (rows[a].begins > start or rows[b].begins > start):
-        if rows[a].begins >= rows[b].begins:  # shared tokens grow on the way down: b is not above a
-            end, a = min(end, rows[a].begins), rows[a].other
-        else:
-            end, b = min(end, rows[b].begins), rows[b].other
-    if a == b:
-        return max(end - start, 0)
-    end = min(end, rows[a].named, rows[b].named)
-    at = start
-    while at < end and names[rows[a].names + at // size] == names[rows[b].names + at // size]:
-        at = min((at // size + 1) * size, end)
-    return max(at - start, 0)
-
-
 @part
 def slot_of(tree: Tree, parent: int, first: int) -> int:
     """The slot of the index in which a child stands."""
@@ -298,7 +280,7 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
         record = tree.nodes[child]
         lane.uses += 1
         record.used = lane.uses
-        length = common(tree, record.request, r, matched, min(matched + record.length, tokens))
+        length = common(tree.texts, record.request, r, matched, min(matched + record.length, tokens))
         length -= length % lane.page
         matched += length
         if length < record.length:

@@ -7,10 +7,12 @@ in flight has an end that is not after the clock. What a step means for a seat s
 
 from typing import Any
 
-from windtunnel.core.blocks import blocks_of, find, give_back, key_of, offer, slot_of
+from windtunnel.core.block_index import drop_follower, first_follower, forget, slot_of
+from windtunnel.core.blocks import Cache, blocks_of, find, give_back, key_before, key_of, offer, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Lane, Pool, Request, State
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, context_of, count, ends_at, sit, skip_decodes
+from windtunnel.core.texts.owners import common
 
 OUT, FITS, PAUSED, WAITS = 0, -1, -2, -3
 """In row NOW of a seat: it takes no part in the step; it fits memory; it has to go; it waits for others, less what it
@@ -114,6 +116,53 @@ def better_skipped(pool: Pool, lane: Lane, request: Request, cache: Any, coming:
         return False
     new, key = first_new_block(pool, lane, request, cache, r)
     return new and not contribute(lane, coming, key)
+
+
+@part
+def begins_alike(pool: Pool, lane: Lane, request: Request, cache: Cache, followers: Any, r: int, found: int) -> int:
+    """Tokens of the block behind the ``found`` ones that a prompt takes from another block with the same beginning; the
+    last known token is always computed."""
+    most = min(pool.block_size, known(request) - 1 - found * pool.block_size)
+    if followers is None:
+        return 0
+    if not pool.partial or most <= 0 or (request.preemptions == 0 and cache.holdings[r].shared <= found):
+        return 0
+    return take_beginning(pool, lane, cache, followers, r, found, most)
+
+
+@compiled
+def take_beginning(pool: Pool, lane: Lane, cache: Cache, followers: Any, r: int, found: int, most: int) -> int:
+    """See ``begins_alike``: of the block that shares most (findMatchingBlock of kvCacheManager.cpp; of several the
+    oldest one here, any there). One that nobody holds and that no other follows is no longer found by others, since it
+    is written on (claimLeafBlock); any other is copied, if that is allowed."""
+    start, best, tokens = found * pool.block_size, NONE, 0
+    own = cache.texts.rows[r].begins - start
+    enough = own if 0 < own < most else most  # it shares no more with anybody: there is nothing to look for
+    x = first = first_follower(followers, lane, key_before(pool, cache.texts, r, found))
+    while x != NONE and tokens < enough:
+        row = followers.rows[x]
+        if pool.copies or is_free_leaf(lane, cache, followers, x):
+            alike = common(cache.texts, r, row.owner, start, start + min(most, row.tokens))
+            if alike > tokens:
+                best, tokens = x, alike
+        x = row.next_same
+        if x == first:
+            break
+    if best != NONE and is_free_leaf(lane, cache, followers, best):
+        item = cache.items[best]
+        unlink(cache.items, lane, best)
+        lane.queued -= 1
+        forget(cache.items, cache.slots, lane, best)
+        drop_follower(followers, lane, best)
+        item.next = lane.unused
+        lane.unused = best
+    return tokens
+
+
+@part
+def is_free_leaf(lane: Lane, cache: Cache, followers: Any, x: int) -> bool:
+    """Whether nobody holds a block, and none follows it."""
+    return cache.items[x].references == 0 and first_follower(followers, lane, cache.items[x].key) == NONE
 
 
 # Who fits.

@@ -36,6 +36,7 @@ from windtunnel.core.schedulers.trtllm.capacity import (
     PAUSED,
     WAITS,
     begin_contributions,
+    begins_alike,
     fit_one_step,
     fit_to_the_end,
     join,
@@ -81,6 +82,7 @@ POOL_FIELDS: Fields = [
     ("batch_wait_tokens", np.float64),
     *((name, np.int64) for name in ("balances", "gathering_iters")),
     *((name, np.int64) for name in ("plain_blocks_first",)),
+    *((name, np.int64) for name in ("partial", "copies")),  # the beginning of a block is shared as well
 ]
 
 LANE_FIELDS: Fields = [
@@ -131,6 +133,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["chunk_unit"] = policy.chunk_unit_size or limits.block_size
         static = policy.capacity_scheduler_policy == "STATIC_BATCH"
         pool["skips"] = policy.enable_prefix_aware_scheduling and not static
+        pool["partial"], pool["copies"] = policy.shares_parts, policy.copy_on_partial_reuse
         pool["overruns"] = policy.overlap_end == "extra"
         pool["batch_waits"] = policy.batch_wait_timeout_iters > 0 or policy.batch_wait_max_tokens_ratio > 0
         pool["batch_wait_iters"] = policy.batch_wait_timeout_iters
@@ -143,7 +146,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         sizes = {limits.block_size for limits in fleet.limits}
         if len(sizes) > 1:
             raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that reuse blocks")
-        cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
+        parts = any(policy.shares_parts for policy in fleet.policies)
+        cache = prefix_cache(demand, fleet.limits[0].block_size, lanes, parts)
     return Extra(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64))
 
 
@@ -229,15 +233,16 @@ def begin(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, chunk: i
     lane.waiting -= 1
     if np.isnan(request.scheduled):
         request.scheduled = start
-    found = 0
+    found = alike = 0
     if cache is not None:
         find(pool, lane, request, cache, r)  # again: a prompt before it may have taken what was idle
         found = take(lane, cache, r)
+        alike = begins_alike(pool, lane, request, cache, cache.followers, r, found)
     lane.free -= blocks_of(pool, known(request)) - found
-    request.context = found * pool.block_size
+    request.context = found * pool.block_size + alike
     if request.preemptions == 0:
         request.cached_tokens = request.context
-    if found > 0 and request.context + chunk < known(request):
+    if request.context > 0 and request.context + chunk < known(request):
         return max((request.context + chunk) // pool.block_size * pool.block_size - request.context, 0)
     return min(chunk, known(request) - request.context)
 

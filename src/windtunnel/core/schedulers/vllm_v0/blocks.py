@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import NO_KEY, blocks_of, close_gap, key_of, link, slot_of, tables_of, unlink
+from windtunnel.core.block_index import close_gap, slot_of
+from windtunnel.core.blocks import NO_KEY, blocks_of, key_of, link, tables_of, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, SWAPPED, Array, Fields, Lane, Pool, Request, attributes, records
 from windtunnel.core.schedulers.vllm_v0.sequences import kept_by_others, placed, rows_of, split

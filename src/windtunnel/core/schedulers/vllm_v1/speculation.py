@@ -87,7 +87,7 @@ def is_padded(pool: Pool, lane: Lane, tokens: int, begun: int) -> bool:
 def find_for_drafter(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> tuple[int, int]:
     """As ``find``; EAGLE's drafter needs what its target computes in the last block, which is therefore left out."""
     holding = cache.holdings[r]
-    settle(cache.items, cache.slots, lane)
+    settle(cache, cache.followers, lane)
     known = holding.version == lane.version
     found, idle = find(pool, lane, request, cache, r)
     if known or found == 0 or not pool.drops_last_hit:
