@@ -139,20 +139,7 @@ def search(
     finally:
         hunt.workers.stop()
         hunt.store.release_all()
-    return SearchResult(
-        question=question,
-        objective=objective,
-        enumeration=enumeration,
-        contenders=dict(sorted(hunt.contenders.items())),
-        entries=dict(sorted(hunt.entries.items())),
-        top=top,
-        trials=hunt.progress.trials,
-        reused=hunt.progress.reused,
-        seconds=time.perf_counter() - began,
-        undecided=len(enumeration.candidates) - len(hunt.entries),
-        could_be=hunt.best_undecided(),
-        pools=hunt.pools,
-    )
+    return hunt.result(enumeration, top, time.perf_counter() - began)
 
 
 def search_widening(
@@ -383,6 +370,23 @@ class _Hunt:
         """Candidates of the next job: as many as fill its time, but leave enough for all workers to the end."""
         wanted = round(self.chunk_seconds / self.pace) if self.pace > 0 else 1
         return max(1, min(wanted, left // (2 * self.workers.team.workers), LARGEST_JOB))
+
+    def result(self, enumeration: Enumeration, top: int, seconds: float) -> SearchResult:
+        """What is known."""
+        return SearchResult(
+            question=self.question,
+            objective=self.objective,
+            enumeration=enumeration,
+            contenders=dict(sorted(self.contenders.items())),
+            entries=dict(sorted(self.entries.items())),
+            top=top,
+            trials=self.progress.trials,
+            reused=self.progress.reused,
+            seconds=seconds,
+            undecided=len(enumeration.candidates) - len(self.entries),
+            could_be=self.best_undecided(),
+            pools=self.pools,
+        )
 
     def best_undecided(self) -> float | None:
         """The best promise of the candidates whose bound is known, and that are not decided; None without any."""
