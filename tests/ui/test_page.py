@@ -58,6 +58,13 @@ def test_figures_are_drawn_and_nothing_comes_from_elsewhere(page: Page, address:
     assert "60 requests of random" in text(page, "#status")
     assert page.problems == []
     assert {urlsplit(each).netloc for each in page.loaded if each.startswith("http")} == {urlsplit(address).netloc}
+
+
+def test_what_prompts_found_is_told_by_kind(page: Page, address: str) -> None:
+    """Turns of sessions behind a beginning that all share: each finds its history and its answers."""
+    opened(page, address, WORDS | {"random_turns": 3, "random_prefix_len": 64, "num_prompts": 30})
+    assert "of prompts found: " in text(page, "#memory") and "% its answers" in text(page, "#memory")
+    assert "tokens computed of each" in text(page, "#memory")
     assert sum(page.loaded.values()) < 2_000_000
 
 
