@@ -147,7 +147,7 @@ def add_settings(s: Any, config: Json, slots: int) -> None:
     s.chunked_prefill_size = chunk if chunk > 0 else None
     s.is_mixed_chunk = chunk > 0 and config.get("enable_mixed_chunk", False)
     s.max_prefill_tokens = config.get("max_prefill_tokens", 16384)
-    s.max_running_requests, s.max_queued_requests = slots, None
+    s.max_running_requests, s.max_queued_requests = slots, config.get("max_queued_requests")
     s.enable_overlap = s.enable_skip_finishing_decode = not config.get("disable_overlap_schedule", True)
 
 
@@ -221,7 +221,14 @@ def add_absent(s: Any) -> None:
     s.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False))
     s.load_inquirer = SimpleNamespace(_get_num_pending_tokens=lambda **_: 0)
     s.model_config = Plain(is_encoder_decoder=False, vocab_size=1 << 31)
-    s.send_abort_output = s._prefetch_kvcache = lambda *_: None
+    s._prefetch_kvcache, s.refused = lambda *_: None, []
+    s.send_abort_output = lambda message, req: refuse(s, message, req)
+
+
+def refuse(s: Any, message: Any, req: Any) -> None:
+    """A request ends because the queue is full."""
+    s.refused.append(req)
+    req.finished_reason = message.finished_reason
 
 
 def together(s: Any, batch: Any) -> Any:

@@ -171,8 +171,9 @@ def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
         "scheduled": tokens,
         "start_pos": start,
         "retracted": its_own(witness.retracted),
-        "preempted": sorted(its_own(witness.preempted), key=lambda name: int(name[1:])),
+        "preempted": in_turn([req for req in witness.preempted if req.home is s]),
         "aborted": its_own(witness.aborted),
+        **({"refused": in_turn(s.refused)} if s.max_queued_requests else {}),
         "new_token_ratio": round(s.new_token_ratio_tracker.current, 6),
         "chunked_req": s.chunked_req.rid if s.chunked_req else None,
         "running": [req.rid for req in s.running_batch.reqs],
@@ -181,6 +182,11 @@ def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
         **memory(s, ""),
         "decodes": decodes,
     }
+
+
+def in_turn(reqs: list[Any]) -> list[str]:
+    """Their names, by number."""
+    return sorted((req.rid for req in reqs), key=lambda name: int(name[1:]))
 
 
 def memory(s: Any, when: str) -> Json:
@@ -330,7 +336,8 @@ def run(document: Json, witness: Witness) -> Iterator[Json]:
             flying.append({"t_sched": now, "t_start": start, "t_end": start + takes})
             idle = 0
         for rank in all_ranks:
-            rank.arrived = []
+            coming.ended([req.rid for req in rank.s.refused], now)
+            rank.arrived, rank.s.refused = [], []
         if ran if all_ranks[0].s.enable_overlap else runs:
             step = flying.popleft()
             now = max(now, step["t_end"])

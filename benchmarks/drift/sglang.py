@@ -84,6 +84,8 @@ def _rare(draw: random.Random, radix: bool) -> Json:
     if draw.random() < 0.2:
         found["prefill_max_requests"] = draw.choice([1, 2, 5])
     if draw.random() < 0.2:
+        found["max_queued_requests"] = draw.choice([1, 2, 4, 8])
+    if draw.random() < 0.2:
         found["min_free_slots"] = draw.choice([2, 3, 8])
     if radix and draw.random() < 0.4:
         found["radix_eviction_policy"] = draw.choice(["lfu", "slru", "priority", "fifo", "filo", "mru"])

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from serve.endpoint import app, ask, deployment, live, tables
-from windtunnel.deployment import Deployment
+from windtunnel.deployment import Deployment, Engine
 from windtunnel.policy.scaling import Faults
 from windtunnel.simulate.live import LiveDeployment
 from windtunnel.simulate.live import live as ready
@@ -40,6 +40,20 @@ def test_requests_go_on_elsewhere_and_no_token_comes_twice() -> None:
         (found,) = ask(app(failing(on_failure=how)), ("POST", "/v1/completions", ASKED | {"stream": True}))
         (plain,) = ask(app(live()), ("POST", "/v1/completions", ASKED | {"stream": True}))
         assert text_of(found.text) == text_of(plain.text)
+
+
+def test_a_full_queue_answers_503_as_sglang_does() -> None:
+    engine = Engine(preset="sglang-0.5", max_num_seqs=1, scheduler="sglang-0.5.23:max_queued_requests=1")
+    served = Deployment((replace(deployment().pools[0], engine=engine),))
+    four = ASKED | {"n": 4}
+    whole, stream = ask(
+        app(ready(served)), ("POST", "/v1/completions", four), ("POST", "/v1/completions", four | {"stream": True})
+    )
+    assert whole.status_code == 503
+    error = {"message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+    assert whole.json()["error"] == error
+    assert stream.status_code == 200
+    assert json.loads(stream.text.split("\n")[-5].removeprefix("data: "))["error"] == error
 
 
 def text_of(stream: str) -> str:

@@ -352,8 +352,8 @@ def _details(
     facts.append(("steps", _steps(result, value)))
     longest = f"longest wait {value('max_wait')} s"
     facts.append(("waiting", f"{longest}; normalised latency {value('normalised_latency', 1e3)} ms per output token"))
-    blocks = f"{result.kv_blocks:,} blocks" if len(result.pools) == 1 else "of several pools"
-    facts.append(("KV cache", f"{value('utilisation.kv', 100)} % of {blocks} used on average"))
+    blocks = f"of {result.kv_blocks:,} blocks" if len(result.pools) == 1 else "of all pools"
+    facts.append(("KV cache", f"{value('utilisation.kv', 100)} % {blocks} used on average"))
     if isfinite(result.usage.energy_wh):
         kwh = result.usage.energy_wh / 1000
         million = result.per_million_output_tokens(kwh)

@@ -45,6 +45,7 @@ SCHEDULER: dict[str, tuple[str, Any]] = {
     "prefill-decode-interval": ("prefill_decode_interval", 0),
     "prefill-decode-interval-min-bs": ("prefill_decode_interval_min_bs", 0),
     "min-free-slots-delay": ("min_free_slots_delay", 0),
+    "max-queued-requests": ("max_queued_requests", 0),
     "radix-eviction-policy": ("radix_eviction_policy", "lru"),
     "enable-priority-scheduling": ("enable_priority_scheduling", False),
     "schedule-low-priority-values-first": ("schedule_low_priority_values_first", False),

@@ -24,6 +24,7 @@ LEAST = {
     "prefill_decode_interval": 0,
     "prefill_decode_interval_min_bs": 0,
     "min_free_slots_delay": 0,
+    "max_queued_requests": 0,
     "priority_scheduling_preemption_threshold": 0,
     "prefill_delayer_max_delay_passes": 1,
     "prefill_delayer_token_usage_low_watermark": 0,
@@ -97,6 +98,10 @@ class Sglang(Settings):
     """Running requests below which that does not hold."""
     min_free_slots_delay: int = 0
     """New prompts run beside others only if this many seats are free (``--min-free-slots-delay``)."""
+    max_queued_requests: int = 0
+    """Requests that wait at most; one more is refused, or, with priorities, the least urgent that waits if that is less
+    urgent, of equals the newest. So are those that are sent back. 0: any number; prefill and decode servers ignore it
+    (managers/scheduler.py, ``_abort_on_queued_limit``)."""
     enable_priority_scheduling: bool = False
     """The most urgent request of the queue is first; the larger its number the more urgent."""
     schedule_low_priority_values_first: bool = False
@@ -128,6 +133,9 @@ class Sglang(Settings):
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ {least}")
         if self.pipeline_parallel_size > 1 and self.enable_mixed_chunk:
             raise InputError("enable_mixed_chunk: SGLang has none with pipeline_parallel_size > 1; leave it out")
+        if self.pipeline_parallel_size > 1 and self.max_queued_requests:
+            most = f"max_queued_requests={self.max_queued_requests}"
+            raise InputError(f"{most}: not simulated with pipeline_parallel_size > 1; leave it out")
         require_words(self)
         self._check_version()
         self._check_orders()
@@ -222,8 +230,10 @@ class Sglang(Settings):
             )
 
     def in_role(self, role: str) -> Self:
-        """Decode servers keep no radix cache (server_args.py: ``disable_radix_cache``), and delay no prompts."""
-        return replace(self, radix_cache=False, enable_prefill_delayer=False) if role == "decode" else self
+        """Decode servers keep no radix cache (server_args.py: ``disable_radix_cache``), and delay no prompts; neither
+        they nor prefill servers limit their queue."""
+        without = self if role == "mixed" else replace(self, max_queued_requests=0)
+        return replace(without, radix_cache=False, enable_prefill_delayer=False) if role == "decode" else without
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """The settings of an engine with these arguments; max_num_batched_tokens is its chunked_prefill_size."""

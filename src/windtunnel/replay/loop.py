@@ -162,6 +162,9 @@ class Loop:
             self.arrived.append(r)
             self.delivered.add(r)
         decision = self.scheduler.schedule(self.now)
+        for r in sorted(self.left & getattr(self.scheduler, "refused", set())):
+            self.left.discard(r)
+            self._go_on(r, self.now)
         if decision is None:
             if self.after is not None:
                 self.arrived = []

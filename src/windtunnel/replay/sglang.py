@@ -7,6 +7,8 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from windtunnel.core.records import GONE, IGNORED, NONE, QUEUED
 from windtunnel.core.schedulers.sglang import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
@@ -51,6 +53,7 @@ SINCE_0_5: Record = {
     "priority_scheduling_preemption_threshold": 10,
     "disable_priority_preemption": False,
     "prefill_max_requests": None,
+    "max_queued_requests": None,
     "prefill_decode_interval": 0,
     "prefill_decode_interval_min_bs": 0,
     "radix_eviction_policy": "lru",
@@ -87,6 +90,7 @@ def policy(config: Mapping[str, Any], version: str) -> Sglang:
     found = {name: config[name] for name in (names if version == OLDEST else [*names, *SINCE_0_5])}
     if version != OLDEST:
         found["prefill_max_requests"] = config["prefill_max_requests"] or 0
+        found["max_queued_requests"] = config["max_queued_requests"] or 0
         found["min_free_slots_delay"] = config["min_free_slots"] or 0
     return Sglang(
         version="0.4.6" if version == OLDEST else "0.5.23",
@@ -131,6 +135,8 @@ class Round(NamedTuple):
     preempted: list[int]
     """Sent back for a more urgent request."""
     aborted: list[int]
+    refused: list[int]
+    """The queue was full; also those since the round before."""
 
 
 class Rank:
@@ -202,7 +208,11 @@ class Rank:
     def round(self, before: set[int], ran: set[int]) -> Round:
         """What was decided where these had waited and run."""
         lane, seats, columns = self.lane, self.seats, self.scheduler.columns
-        sent_back = [r for r in self.waiting if r not in before]
+        mine = (columns["refused"] > 0) & (columns["lane"] == self.i)
+        refused = set(np.flatnonzero(mine).tolist()) - self.scheduler.refused
+        self.scheduler.refused |= refused
+        sent_back = [r for r in [*self.waiting, *refused] if r not in before and (r in ran or r not in refused)]
+        sent_back.sort(key=lambda r: columns[r]["joined"])
         prompts = [
             Part(r, int(seats[TOKENS, k]), int(seats[CONTEXT, k]), False)
             for k, r in enumerate(self.who(lane["top"], lane["top"] + lane["chunks"]))
@@ -214,7 +224,8 @@ class Rank:
             retracted=[r for r in sent_back if not columns[r]["made_way"]],
             chunked=self.chunked,
             preempted=sorted(r for r in sent_back if columns[r]["made_way"]),
-            aborted=[r for r in ran if columns[r]["state"] == IGNORED],
+            aborted=[r for r in ran if columns[r]["state"] == IGNORED and not columns[r]["refused"]],
+            refused=sorted(refused),
         )
 
     def _held(self, i: int, r: int) -> int:
@@ -267,6 +278,8 @@ class Scheduler(Lane):
             delayed = config["prefill_delayer_max_delay_passes"] if config["enable_prefill_delayer"] else 0
             self.idle_looks = 3 + config["prefill_decode_interval"] + delayed
         self.retractions = [0] * len(rows)
+        self.refused = set[int]()
+        """So far."""
         names = sorted(range(len(rows)), key=lambda r: rows[r].id)
         self.columns["name"][names] = range(len(rows))
         self.pool["delay_most"] *= TICKS_PER_SECOND
@@ -417,6 +430,8 @@ def _words_of_rank(rank: Rank, recording: Recording, newer: bool, batch: Round, 
     """What a rank decided, by names."""
     requests = recording.requests
     sent_back = {"preempted": recording.ids(batch.preempted), "aborted": recording.ids(batch.aborted)}
+    if recording.config.get("max_queued_requests"):
+        sent_back["refused"] = recording.ids(batch.refused)
     return {
         "mode": batch.mode,
         "arrived": recording.ids(arrived),

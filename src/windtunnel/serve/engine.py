@@ -53,7 +53,9 @@ class Stream:
     """All tokens are there, or the engine has ignored the request."""
     aborted: bool = False
     failed: str = ""
-    """Why its tokens end before the last one: its replica has failed, or the router rejects it."""
+    """Why its tokens end before the last one: its replica has failed, the router or a full queue rejects it."""
+    status: int = 502
+    """Of the answer then."""
     withdrawn: bool = False
     """Aborted while it waited, so that nothing was computed of its prompt."""
     held: float = 0.0
@@ -430,8 +432,10 @@ class Engine:
     def _forget(self, slot: int, failed: bool) -> None:
         """The request has left the engine; one that its scheduler ignored has no more tokens than it got."""
         stream = self._streams.pop(slot)
-        if failed and not stream.ended:
+        refused = self.engine.refused(slot) > 0
+        if (failed or refused) and not stream.ended:
             stream.failed, stream.reason = self.engine.why_failed(slot), "abort"
+            stream.status = 503 if refused else 502
         self.engine.forget(slot)
         if not stream.ended:
             self._end(stream, np.nan)

@@ -6,11 +6,13 @@ from typing import Any
 
 from windtunnel.serve.choices import Choice, latency_headers, usage
 from windtunnel.serve.connection import Caller, at_once
-from windtunnel.serve.engine import ABORT, Engine
+from windtunnel.serve.engine import ABORT, Engine, Stream
 from windtunnel.serve.openai.answers import DOCUMENTS, DONE, Wording, usage_of
 from windtunnel.serve.openai.requests import RefusedError
 from windtunnel.serve.pace import Pace
 
+KINDS = {502: "BadGatewayError", 503: "503"}
+"""Status → what the answer calls it; SGLang gives the number (entrypoints/openai/serving_base.py)."""
 PIECE = 1 << 18
 """Characters of an answer that are written at once."""
 
@@ -19,8 +21,13 @@ HEAD = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; 
 
 def require_served(choices: Sequence[Choice]) -> None:
     """Raise RefusedError where nobody computes the rest of an answer."""
-    if failed := next((choice.stream.failed for choice in choices if choice.stream.failed), ""):
-        raise RefusedError(failed, 502, "BadGatewayError")
+    if stream := failure_of(choices):
+        raise RefusedError(stream.failed, stream.status, KINDS[stream.status])
+
+
+def failure_of(choices: Sequence[Choice]) -> Stream | None:
+    """The first stream of which nobody computes the rest."""
+    return next((choice.stream for choice in choices if choice.stream.failed), None)
 
 
 class WholeAnswer:
@@ -224,8 +231,9 @@ class EventStream:
         """The last of them, and what closes the answer."""
         self._over = True
         last = DONE
-        if failed := next((choice.stream.failed for choice in self._choices if choice.stream.failed), ""):
-            told = {"error": {"message": failed, "type": "BadGatewayError", "param": None, "code": 502}}
+        if stream := failure_of(self._choices):
+            kind, code = KINDS[stream.status], stream.status
+            told = {"error": {"message": stream.failed, "type": kind, "param": None, "code": code}}
             last = b"data: " + DOCUMENTS.encode(told).encode() + b"\n\n" + DONE
         elif self._wording.asked.include_usage:
             last = self._wording.usage(usage(self._choices)) + DONE

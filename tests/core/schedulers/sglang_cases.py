@@ -136,6 +136,7 @@ def newer_settings(pick: Any) -> dict[str, Any]:
         "prefill_decode_interval": pick(0, 0, 1, 4),
         "prefill_decode_interval_min_bs": pick(0, 2),
         "min_free_slots_delay": pick(0, 0, 2),
+        "max_queued_requests": pick(0, 0, 1, 3),
         "enable_priority_scheduling": priorities,
         "schedule_low_priority_values_first": pick(False, True),
         "priority_scheduling_preemption_threshold": pick(0, 1),
@@ -161,7 +162,7 @@ def small_pipeline(seed: int) -> SglangCase:
     assert isinstance(case.times, BatchTimes)
     seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
     sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
-    without: dict[str, Any] = {"enable_mixed_chunk": False, "enable_prefill_delayer": False}
+    without: dict[str, Any] = {"enable_mixed_chunk": False, "enable_prefill_delayer": False, "max_queued_requests": 0}
     policy = replace(case.policy, **without, pipeline_parallel_size=stages)
     return replace(case, tiers=(), policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
 

@@ -171,3 +171,24 @@ def test_which_prefix_is_evicted_first(eviction: str, kept: str) -> None:
 def test_settings_that_can_not_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Sglang(**settings)
+
+
+def refused_of(scheduler: Engine) -> list[str]:
+    return [one.name for one, columns in zip(scheduler.asks, scheduler.columns, strict=True) if columns["refused"]]
+
+
+def test_a_full_queue_refuses_the_newest() -> None:
+    requests = ask("a", 3, 3), ask("b", 3, 2), ask("c", 3, 2)
+    scheduler = newer(*requests, max_running_requests=1, max_queued_requests=2)
+    assert scheduler.rounds(6) == ["extend a3", "decode a1", "decode a1", "extend b3", "decode b1", "idle"]
+    assert refused_of(scheduler) == ["c"]
+
+
+def test_with_priorities_the_least_urgent_goes_if_it_is_less_urgent() -> None:
+    requests = ask("a", 3, 2, priority=2), ask("b", 3, 2, priority=1), ask("c", 3, 2, priority=1)
+    later = (ask("d", 3, 2, priority=2), ask("e", 3, 2, priority=1))
+    settings: dict[str, Any] = {"max_running_requests": 1, "max_queued_requests": 3, "enable_priority_scheduling": True}
+    scheduler = newer(*requests, *later, **settings)
+    # d throws c out, which came after b; e is no more urgent than b
+    assert scheduler.rounds(6) == ["extend a3", "decode a1", "extend d3", "decode d1", "extend b3", "decode b1"]
+    assert refused_of(scheduler) == ["c", "e"]

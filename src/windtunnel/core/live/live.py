@@ -278,8 +278,15 @@ class Live(Service):
         """The lane that a request was sent to; below 0 before that."""
         return int(self.state.requests["lane"][r])
 
+    def refused(self, r: int) -> int:
+        """Whether its scheduler's queue was full; 2: when a more urgent one came (SGLang)."""
+        return int(self.state.requests["refused"][r]) if "refused" in self.state.requests.dtype.names else 0
+
     def why_failed(self, r: int) -> str:
-        """Why nobody computes the rest of a request that FAILED."""
+        """Why nobody computes the rest of a request that FAILED or was ``refused``: SGLang's words for the latter."""
+        if refused := self.refused(r):
+            full = "The request queue is full."
+            return full if refused == 1 else "The request is aborted by a higher priority request."
         if self.state.requests["state"][r] == REFUSED:
             return "the router rejects the request"
         return "the replica that served it has failed"

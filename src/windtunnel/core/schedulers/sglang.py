@@ -21,7 +21,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipelines.stages import pipes
-from windtunnel.core.records import IDLE, IGNORED, NONE, QUEUED, ROWS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import IDLE, IGNORED, NONE, QUEUED, ROWS, STEPPED, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, open_round
 from windtunnel.core.schedulers.sglang_delayer import (
@@ -58,9 +58,10 @@ from windtunnel.core.schedulers.sglang_memory import (
     leave_out_the_last,
     left_of,
     make_room,
-    queue_up,
+    queue_if_room,
     retract,
     take_pages,
+    tell_refused,
 )
 from windtunnel.core.schedulers.sglang_tree.loads import room, set_host, waits
 from windtunnel.core.schedulers.sglang_tree.radix import EVICTION, radix_tree, with_more_nodes
@@ -78,7 +79,7 @@ from windtunnel.core.schedulers.sglang_turns import (
     set_pool,
 )
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
-from windtunnel.core.step import begin_boundary, depart, emit_first
+from windtunnel.core.step import begin_boundary, count_released, depart, emit_first
 from windtunnel.core.texts.owners import begins
 
 __all__ = [
@@ -129,7 +130,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         policy.check(limits)
         set_pool(pool, limits, policy)
     pool_of_lane = np.repeat(np.arange(len(pools)), fleet.num_lanes)
-    lanes["chunked"], lanes["preempted"], lanes["idle"] = NONE, NONE, 1
+    lanes["chunked"], lanes["preempted"], lanes["turned_away"], lanes["idle"] = NONE, NONE, NONE, 1
     lanes["ratio"], lanes["free"] = pools["init_ratio"][pool_of_lane], pools["num_blocks"][pool_of_lane]
     lanes["page"] = pools["page"][pool_of_lane]
     set_host(fleet, lanes, pool_of_lane)
@@ -181,9 +182,9 @@ def with_more_room(extra: Extra) -> Extra:
 
 
 @part
-def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
-    """Put an arriving request at the end of the queue."""
-    queue_up(lane, state.requests, r)
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Put an arriving request at the end of the queue, if it has room."""
+    queue_if_room(pool, lane, state.requests, r)
 
 
 @part
@@ -289,6 +290,7 @@ def fill_round(state: State, pool: Pool, i: int, start: float) -> bool:
         lane.interval_left = pool.interval
     elif not extra.fault[0]:
         found = decode(state, extra, pool, lane, seats)
+    tell_refused(lane, state.requests)
     lane.idle = not found and not lane.flying
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
     lane.running = lane.outstanding - lane.waiting - lane.coming
@@ -477,8 +479,10 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
 
 @part
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
-    """Nothing is scheduled: the round in flight lands, if there is one."""
-    return IDLE if state.extra.fault[0] else steps.pass_over(state, pool, group, preempted, skip)
+    """Nothing is scheduled: the round in flight lands, if there is one; those who were refused leave."""
+    done = IDLE if state.extra.fault[0] else steps.pass_over(state, pool, group, preempted, skip)
+    count_released(group, state.lanes)
+    return STEPPED if group.released > 0 else done
 
 
 @part

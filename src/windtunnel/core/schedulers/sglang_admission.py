@@ -562,4 +562,4 @@ def admit(
     if verdict == NO_MEMORY:
         lane.full = not pool.newer or lane.batch + lane.top > 0
     if pool.preempts:
-        requeue(lane, requests)
+        requeue(pool, lane, requests)

@@ -317,6 +317,53 @@ def queue_up(lane: Lane, requests: Array, r: int) -> None:
 
 
 @compiled
+def queue_if_room(pool: Pool, lane: Lane, requests: Array, r: int) -> None:
+    """Put a request at the end of the queue; if that is full, somebody is refused."""
+    gone, before, previous, at = r, NONE, NONE, lane.head
+    if pool.most_queued == 0 or lane.waiting < pool.most_queued:
+        queue_up(lane, requests, r)
+        return
+    while at != NONE and pool.by_priority:
+        urgent = urgency(pool, requests[at])
+        if urgent < urgency(pool, requests[r]):
+            least = urgency(pool, requests[gone])
+            if gone == r or urgent < least or (urgent == least and requests[at].joined > requests[gone].joined):
+                gone, before = at, previous
+        previous, at = at, requests[at].next
+    if gone == r:
+        requests[r].joined = lane.joinings
+        lane.joinings += 1
+    else:
+        take_out_of_queue(lane, requests, gone, before)
+        queue_up(lane, requests, r)
+    requests[gone].refused, requests[gone].state = (1 if gone == r else 2), IGNORED
+    requests[gone].next = lane.turned_away
+    lane.turned_away = gone
+
+
+@part
+def take_out_of_queue(lane: Lane, requests: Array, r: int, before: int) -> None:
+    """A request leaves the queue, in which ``before`` stands before it; NONE: it is the head."""
+    if before == NONE:
+        lane.head = requests[r].next
+    else:
+        requests[before].next = requests[r].next
+    if lane.tail == r:
+        lane.tail = before
+    lane.waiting -= 1
+
+
+@part
+def tell_refused(lane: Lane, requests: Array) -> None:
+    """Those that were refused leave at this boundary."""
+    while lane.turned_away != NONE:
+        r = lane.turned_away
+        lane.turned_away = requests[r].next
+        depart(lane, requests, r)
+        requests[r].state = IGNORED
+
+
+@compiled
 def retract(
     tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, scratch: Array, fault: Array
 ) -> None:
@@ -334,7 +381,7 @@ def retract(
         if pool.role == DECODE:
             ask_again(lane, requests, seats[WHO, left])
         else:
-            queue_up(lane, requests, seats[WHO, left])
+            queue_if_room(pool, lane, requests, seats[WHO, left])
     if pool.newer:
         if not goes_on(tree, pool, lane, requests, seats, left):
             left = 0
@@ -482,7 +529,7 @@ def goes_before(pool: Pool, requests: Array, seats: Array, i: int, other: int) -
 
 
 @part
-def requeue(lane: Lane, requests: Array) -> None:
+def requeue(pool: Pool, lane: Lane, requests: Array) -> None:
     """Those that made way in this round join the end of the queue, in the order in which they went."""
     first = -1
     while lane.preempted >= 0:  # turn the list round
@@ -493,7 +540,7 @@ def requeue(lane: Lane, requests: Array) -> None:
     while first >= 0:
         r = first
         first = requests[r].next
-        queue_up(lane, requests, r)
+        queue_if_room(pool, lane, requests, r)
 
 
 # Many rounds at once.

@@ -312,6 +312,7 @@ POOL_FIELDS: Fields = [
         "ignore_eos",
         *("by_priority", "low_first", "preempts", "preemption_threshold", "retracts_by_priority"),
         "most_prompts",  # requests of a prefill round
+        "most_queued",  # requests that wait; 0: any number
         *(
             "interval",
             "interval_from",
@@ -347,6 +348,7 @@ LANE_FIELDS: Fields = [
         "computed",  # tokens, in whole pages
         "taken",  # those, and what each request needs beyond them
         "preempted",  # the first of those that make way in this round, linked by next
+        "turned_away",  # the first of those that are refused, linked by next
         "interval_left",  # rounds without prompts
         *("joinings", "processed"),  # so far: requests that queued, prompt tokens
         *("refreshes", "shuffles"),  # so far: looks at a queue that is not sorted, sorts of one that is
@@ -367,6 +369,7 @@ REQUEST_FIELDS: Fields = _integers(
     "ends",  # the clock at its last token; NONE until its prompt has run
     "came",  # from another lane, and has not taken part in a round since
     "made_way",  # when it was last sent back, it was for a more urgent one
+    "refused",  # the queue was full; 2: when a more urgent one came
     "left_out",  # its last token is in flight, and it is not among the running ones any more
     "entered",  # tokens of it that were put into the tree
     "priority",
@@ -401,6 +404,7 @@ def set_pool(pool: Any, limits: Any, policy: Any) -> None:
     pool["preemption_threshold"] = policy.priority_scheduling_preemption_threshold
     pool["retracts_by_priority"] = policy.retraction_policy == "priority"
     pool["most_prompts"] = policy.prefill_max_requests or UNLIMITED
+    pool["most_queued"] = policy.max_queued_requests
     pool["interval"], pool["interval_from"] = policy.prefill_decode_interval, policy.prefill_decode_interval_min_bs
     at_once = min(policy.min_free_slots_delay, limits.max_num_seqs)
     pool["slots_at_once"] = at_once if at_once > 1 else 0
