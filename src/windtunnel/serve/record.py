@@ -112,6 +112,8 @@ class Recorder:
         if asked.hash_ids:
             session = self._say_what_it_shares(row, asked.hash_ids, session)
         row["session"] = number if session is None else session
+        if session not in (None, number) and "after" not in row:
+            row["after"] = []  # it came by the clock, not after the session's last one
         written = Row(number, asked.prompt_tokens, stream.arrived, stream.last_token, row["session"])
         blocks = (asked.prompt_tokens + asked.output_tokens) // self._size if asked.hash_ids else 0
         for name in asked.hash_ids[:blocks]:
@@ -149,8 +151,6 @@ class Recorder:
                 cause = whose
             row["begins"] = [whose.number, blocks * self._size]
         if cause is None:
-            if session is not None:
-                row["after"] = []  # it came by the clock, not after the session's last one
             return session
         after = self._waits(cause, row["arrival"])
         row["after"] = sorted(after)
