@@ -149,6 +149,8 @@ class Recorder:
                 cause = whose
             row["begins"] = [whose.number, blocks * self._size]
         if cause is None:
+            if session is not None:
+                row["after"] = []  # it came by the clock, not after the session's last one
             return session
         after = self._waits(cause, row["arrival"])
         row["after"] = sorted(after)
