@@ -211,6 +211,20 @@ def test_a_router_that_looks_chooses_the_same_replicas(tmp_path: Path) -> None:
         assert np.allclose(expected, np.sort([sum(one.values()) for one in found]), rtol=0, atol=1e-5), router
 
 
+def test_conversations_of_one_user_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    path, served = tmp_path / "load.jsonl", deployment()
+
+    async def ask() -> None:
+        async with client(app(live(served), record=path)) as found:
+            bodies = [{"prompt": f"{i} " * 90, "max_tokens": 40, "user": "one"} for i in range(3)]
+            await asyncio.gather(*(found.post("/v1/completions", json=body) for body in bodies))
+
+    asyncio.run(ask())
+    load = load_trace(path)
+    rows = simulate(served, load, tables=tables(served)).requests
+    assert load.waits[0].tolist() == [0, 0, 0, 0] and (rows.arrival < rows.finish.min()).all()
+
+
 def test_prompts_are_not_in_the_record(tmp_path: Path) -> None:
     path = tmp_path / "load.jsonl"
     asyncio.run(talk(app(record=path), 5, 3))

@@ -106,7 +106,7 @@ def verdict_lines(
         more.append(f"On a real server expect {low if low == high else f'{low[:-2]}-{high}'}.")
     total, rejected = (intervals[f"requests.{name}"].mean for name in ("total", "rejected"))
     if below and rejected:
-        more.append(f"{rejected:,.0f} of {total:,.0f} can never run: see the warnings.")
+        more.append(f"{rejected:,.0f} of {total:,.0f} were rejected.")
     if below and (worst := _largest_miss(intervals, slo)):
         more.append(f"Largest miss: {worst}.")
     if more:

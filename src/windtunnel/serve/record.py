@@ -112,6 +112,8 @@ class Recorder:
         if asked.hash_ids:
             session = self._say_what_it_shares(row, asked.hash_ids, session)
         row["session"] = number if session is None else session
+        if session not in (None, number) and "after" not in row:
+            row["after"] = []  # it came by the clock, not after the session's last one
         written = Row(number, asked.prompt_tokens, stream.arrived, stream.last_token, row["session"])
         blocks = (asked.prompt_tokens + asked.output_tokens) // self._size if asked.hash_ids else 0
         for name in asked.hash_ids[:blocks]:

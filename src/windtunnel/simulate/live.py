@@ -22,6 +22,9 @@ from windtunnel.simulate.simulate import batch_times, comes_and_goes, fleet_of, 
 
 __all__ = ["Arrival", "LiveDeployment", "live"]
 
+HOUR = 3600.0
+"""Simulated seconds of warming up, in which any engine answers a token or two."""
+
 
 class LiveDeployment:
     """A deployment's replicas, live: the same engines, schedulers and batch times as in ``simulate``."""
@@ -44,7 +47,7 @@ class LiveDeployment:
     def warm_up(self) -> None:
         """Compile what serves a request, which takes a while once on a machine, before the first one waits for it."""
         self.engine.arrive(Arrival(1, 2, 2), 0.0)
-        self.engine.advance(np.inf)
+        self.engine.advance(HOUR)  # not for ever: an autoscaler looks again and again
         self.engine = self._idle()
 
     @property
