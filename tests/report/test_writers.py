@@ -59,7 +59,7 @@ def test_a_run_draws_itself_in_a_notebook(small: wt.Run, tmp_path: Path) -> None
         == wt.report(small, tmp_path / "2.html", LIMITS).read_text()
     )
     shown = small._repr_html_()
-    assert shown.count('<div class="card">') == 10
+    assert shown.count('<div class="card">') == 11
     assert "First token, median" in shown and "Cost / M output tokens" in shown
 
 

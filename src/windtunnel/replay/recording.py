@@ -138,10 +138,10 @@ def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
     for key in NEEDED if row.get("after") else (*NEEDED, "arrival"):
         if key not in row:
             raise InputError(f"{str(path)!r}: request {number} has no {key!r}")
-    for key in ("arrival", "think_time", "prompt_len", "output_len"):
-        if type(row.get(key, 0)) not in (int, float) or not abs(row.get(key, 0)) <= MOST:
+    for key, most in (("arrival", LATEST), ("think_time", LATEST), ("prompt_len", MOST), ("output_len", MOST)):
+        if type(row.get(key, 0)) not in (int, float) or not abs(row.get(key, 0)) <= most:
             where = f"{str(path)!r}: request {row['id']!r}: {key}={row[key]!r}"
-            raise InputError(f"{where}: must be a number, at most {MOST:,}")
+            raise InputError(f"{where}: must be a number, at most {most:,}")
     if row.get("arrival", 0) < 0 or row.get("think_time", 0) < 0 or row["prompt_len"] < 1 or row["output_len"] < 1:
         raise InputError(f"{str(path)!r}: request {row['id']!r}: times must be ≥ 0, prompt_len and output_len ≥ 1")
     return row
@@ -175,8 +175,8 @@ def _request(
     )
 
 
-MOST = 10_000_000
-"""Tokens of a request that is played back, and seconds of its times."""
+MOST, LATEST = 10_000_000, 10**11
+"""Tokens of a request that is played back, and seconds of its times (hand-made ones count microseconds)."""
 
 
 class _Tokens:

@@ -69,7 +69,7 @@ class Recorder:
         self._count = 0
         """Rows that were written; what is known of them below is bounded, about 150 MB."""
         self._first = Recent[Row](8, 1 << 17)
-        """Of each block who wrote the text up to its end first."""
+        """Of each block, who first wrote the text up to its end."""
         self._open = Recent[dict[int, Row]](4, 1 << 14)
         """The rows of each session from which nobody has gone on."""
         self._sessions = Recent[int](4, 1 << 14)
