@@ -49,7 +49,7 @@ def test_key_numbers_by_hand() -> None:
     assert found["Cost / M output tokens"] == ("$111", "$6.00 an hour, $0.000667 for this run")
     assert found["GPUs busy"][0] == "100 %"
     assert found["KV cache in use"] == ("3.50 %", "of 100 blocks a rank")
-    assert found["Computed of a prompt"] == ("24.0 tokens", "0 % of prompts found")
+    assert found["Computed per prompt"] == ("24.0 tokens", "0 % of tokens cached")
     assert found["Requests finished"] == ("2", "of 2; 0 preemptions, longest wait 50.0 ms")
     million, whole = found["Energy / M output tokens"]
     assert float(million.split()[0]) * 6e-6 == pytest.approx(float(whole.split()[0]), rel=0.01)
@@ -58,10 +58,10 @@ def test_key_numbers_by_hand() -> None:
 def test_what_was_found_is_told_by_kind() -> None:
     run = told(handmade.two_requests(), reuse={"history": 30, "answers": 6, "others": 4})
     kinds = "75.0 % the session&#x27;s earlier prompts, 15.0 % its answers, 10.0 % other prompts"
-    assert cards(page(run))["Computed of a prompt"][1] == f"0 % of prompts found ({kinds})"
+    assert cards(page(run))["Computed per prompt"][1] == f"0 % of tokens cached ({kinds})"
     again = told(run, computed_again=36, why_again={"evicted": 24, "elsewhere": 12, "early": 0})
     known = "36 tokens known before and computed again: 50.0 % evicted, 25.0 % on another replica"
-    assert cards(page(again))["Computed of a prompt"][1] == f"0 % of prompts found ({kinds}); {known}"
+    assert cards(page(again))["Computed per prompt"][1] == f"0 % of tokens cached ({kinds}); {known}"
 
 
 def test_limits_of_requests_replace_the_queue_by_goodput() -> None:

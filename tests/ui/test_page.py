@@ -63,8 +63,8 @@ def test_figures_are_drawn_and_nothing_comes_from_elsewhere(page: Page, address:
 def test_what_prompts_found_is_told_by_kind(page: Page, address: str) -> None:
     """Turns of sessions behind a beginning that all share: each finds its history and its answers."""
     opened(page, address, WORDS | {"random_turns": 3, "random_prefix_len": 64, "num_prompts": 30})
-    assert "of prompts found: " in text(page, "#memory") and "% its answers" in text(page, "#memory")
-    assert "tokens computed of each" in text(page, "#memory")
+    assert "of prompt tokens cached: " in text(page, "#memory") and "% its answers" in text(page, "#memory")
+    assert "tokens computed per prompt" in text(page, "#memory")
     assert sum(page.loaded.values()) < 2_000_000
 
 

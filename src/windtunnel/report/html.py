@@ -150,7 +150,7 @@ def key_figures(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> 
         card("Energy / M output tokens", energy, power),
         card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
         card("KV cache in use", percent(used.kv), blocks),
-        *([card("Computed of a prompt", *_reuse(summary))] if summary.prompt_tokens else []),
+        *([card("Computed per prompt", *_reuse(summary))] if summary.prompt_tokens else []),
         card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
@@ -161,7 +161,7 @@ def _reuse(summary: Summary) -> tuple[str, str]:
     found, computed = sum(summary.reuse.values()), max(summary.prompt_tokens - summary.cached_tokens, 1)
     words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
     parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
-    said = f"{percent(summary.prefix_cache_hit_rate)} of prompts found" + (f" ({', '.join(parts)})" if parts else "")
+    said = f"{percent(summary.prefix_cache_hit_rate)} of tokens cached" + (f" ({', '.join(parts)})" if parts else "")
     why = [f"{percent(count / computed)} {WHY_AGAIN[name]}" for name, count in summary.why_again.items() if count]
     again = f"; {summary.computed_again:,} tokens known before and computed again" if summary.computed_again else ""
     return f"{number(summary.computed_per_prompt)} tokens", said + again + (f": {', '.join(why)}" if why else "")

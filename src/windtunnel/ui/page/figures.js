@@ -161,7 +161,7 @@ function reuse(run) {
   const parts = (names, tokens, whole) => Object.entries(names).filter(([key]) => tokens?.[key]).map(([key, name]) => `${percent(tokens[key] / whole, 2)} ${name}`).join(", ");
   const why = parts(AGAIN, run.why_again, computed);
   const again = run.computed_again_tokens ? `, ${percent(run.computed_again_tokens / computed, 2)} of them known before${why ? ` (${why})` : ""}` : "";
-  return [el("p", { class: "quiet" }, `${percent(run.prefix_cache_hit_rate, 2)} of prompts found: ${parts(FOUND, run.reuse, found)}; ${number(computed / (run.requests.total - run.requests.rejected))} tokens computed of each${again}`)];
+  return [el("p", { class: "quiet" }, `${percent(run.prefix_cache_hit_rate, 2)} of prompt tokens cached: ${parts(FOUND, run.reuse, found)}; ${number(computed / (run.requests.total - run.requests.rejected))} tokens computed per prompt${again}`)];
 }
 
 function drawMemory(shown) {
