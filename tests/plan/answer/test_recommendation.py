@@ -8,6 +8,7 @@ from plan.chosen import answer
 from plan.planning import question, small_space
 from windtunnel.plan.answer.recommendation import (
     Riskier,
+    _kind,
     goal,
     hardware,
     on_servers,
@@ -72,6 +73,18 @@ def test_the_riskier_answer_is_cheaper_and_holds_at_even_odds_only(confidence: f
     assert trial(replace(asked, confidence=0.5), risk.deployment, 300.0).met
     assert not trial(asked, risk.deployment, 300.0).met
     assert risk.safe is None or trial(asked, risk.safe, 300.0).met
+
+
+def test_the_risky_sentence_does_not_contradict_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that take more than the winner's to be as safe are no reason to say that more is needed."""
+    enumeration, objective = small_space().enumerate(with_price=True), LeastForRate(300.0, Constraints())
+    monkeypatch.setattr("windtunnel.plan.answer.recommendation._needed", lambda *_: None)
+    with Store() as store:
+        found = search(enumeration, question(confidence=0.9), objective, store=store)
+        risk = riskier(found, store, in_turn())
+    assert found.best is not None and risk is not None
+    winner = found.measured(found.best)[0]
+    assert risk.safe == (winner if _kind(winner) == _kind(risk.deployment) else None)
 
 
 def test_the_riskier_sentence_says_what_it_costs_to_be_as_safe() -> None:

@@ -34,7 +34,8 @@ class Riskier:
 
     deployment: Deployment
     safe: Deployment | None
-    """The same with as many replicas as the winner's confidence takes; None where no number that is tried does."""
+    """As many of the same replicas as the winner's confidence takes, with the winner's settings where these take
+    fewer; None where no number that is tried does."""
 
 
 def riskier(answer: SearchResult, store: Store, team: Team) -> Riskier | None:
@@ -49,8 +50,19 @@ def riskier(answer: SearchResult, store: Store, team: Team) -> Riskier | None:
     even = search(enumeration, replace(question, confidence=HALF), answer.objective, store=store, team=team)
     if even.best is None or even.best.promise <= best.promise:
         return None
+    winner, cheaper = answer.measured(best)[0], even.measured(even.best)[0]
     safe = _needed(answer, answer.contenders[even.best.index])
-    return Riskier(even.measured(even.best)[0], safe)
+    if _kind(winner) == _kind(cheaper) and (safe is None or safe.gpus > winner.gpus):
+        safe = winner
+    return Riskier(cheaper, safe)
+
+
+def _kind(deployment: Deployment) -> list[tuple[str, str, int, str, str | None]]:
+    """What ``hardware`` says of replicas, but for their number."""
+    return [
+        (pool.role, pool.device.name, pool.gpus // pool.replicas, _layout(pool.engine.spec()), pool.engine.quantization)
+        for pool in deployment.pools
+    ]
 
 
 def _needed(answer: SearchResult, contender: Contender) -> Deployment | None:
