@@ -25,8 +25,9 @@ COMMANDS = {
     "sweep": f"sweep {MODEL} --isl 1000 --osl 100 --num-prompts 2000 {GOAL}",
     "plan": f"plan {MODEL} --devices h100 l40s --tensor-parallel-size 1 2 --max-num-seqs 64 256 "
     f"--max-num-batched-tokens 2048 --target-request-rate 40 --num-prompts 2000 {GOAL}",
+    "bench": "bench bench.yaml",
 }
-"""Page → the command that makes it with --report."""
+"""Page → the command that makes it with --report, in a folder with the bench.yaml of docs/bench.md."""
 UI = f"ui Qwen/Qwen3-32B -tp 2 --request-rate 8 --num-prompts 5000 {GOAL} --port {PORT}"
 SETTLED = 3.0
 """Seconds that a page has to draw itself, after it has loaded."""
@@ -46,11 +47,15 @@ def main(names: list[str]) -> None:
     PICTURES.mkdir(exist_ok=True)
     windtunnel = [sys.executable, "-m", "windtunnel"]
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
+        cases = (PICTURES.parent / "bench.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+        (Path(folder) / "bench.yaml").write_text(cases)
         for name in [name for name in COMMANDS if name in (names or COMMANDS)]:
-            page = Path(folder) / f"{name}.html"
-            subprocess.run(
-                [*windtunnel, *COMMANDS[name].split(), "--report", str(page)], stdout=subprocess.DEVNULL, check=False
-            )
+            page = Path(folder) / name / f"{name}.html"
+            report = [] if name == "bench" else ["--report", str(page)]  # a bench makes its folder and page
+            if report:
+                page.parent.mkdir()
+            words = [*windtunnel, *COMMANDS[name].split(), *report]
+            subprocess.run(words, stdout=subprocess.DEVNULL, check=False, cwd=folder)
             take(browser, page.as_uri(), name)
         if "ui" in (names or ["ui"]):
             server = subprocess.Popen([*windtunnel, *UI.split()], stdout=subprocess.DEVNULL)
