@@ -41,7 +41,7 @@ def data_frame(columns: Mapping[str, Any], index: Sequence[str] | None = None) -
 
 
 class _Table:
-    """Columns of equal length, as a data frame too."""
+    """Columns of equal length, as a data frame as well."""
 
     def __repr__(self) -> str:
         names = [entry.name for entry in fields(cast(Any, self))]
