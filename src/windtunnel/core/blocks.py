@@ -83,7 +83,7 @@ class Cache(NamedTuple):
 
 def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any], parts: bool = False) -> Cache:
     """The cache of lanes whose blocks are all free and alike; sets their fields. ``parts``: blocks of which others can
-    have the beginning only are kept, too, and the last block of a text, partly filled."""
+    only have the beginning are also kept, and the last block of a text, partly filled."""
     blocks = [int(count) for count in lanes["free"]]
     sizes = [1 << int(count * 2).bit_length() for count in blocks]
     items = records(sum(blocks) + len(blocks), ITEM)

@@ -32,6 +32,18 @@ def put_last(lane: Lane, requests: Array, r: int) -> None:
 
 
 @part
+def take_out_behind(lane: Lane, requests: Array, r: int, before: int) -> None:
+    """Take a request out of the queue; ``before`` is the one in front of it, NONE if it is the head."""
+    if before == NONE:
+        lane.head = requests[r].next
+    else:
+        requests[before].next = requests[r].next
+    if lane.tail == r:
+        lane.tail = before
+    lane.waiting -= 1
+
+
+@part
 def put_first(lane: Lane, requests: Array, r: int) -> None:
     """Put a request at the front of the queue."""
     requests[r].next = lane.head

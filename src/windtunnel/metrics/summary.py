@@ -110,6 +110,12 @@ class Summary:
         table = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (heads, *rows))
         return f"<p>{escape(repr(self))}</p><table>{table}</table>"
 
+    @property
+    def shares_again(self) -> dict[str, float]:
+        """Why tokens that were known were computed again, in words → its share of those that were computed."""
+        computed = max(self.prompt_tokens - self.cached_tokens, 1)
+        return {WHY_AGAIN[name]: count / computed for name, count in self.why_again.items() if count}
+
     def to_dict(self) -> dict[str, Any]:
         """Every figure, as ``windtunnel run --json`` says it."""
         return summary_json(self)

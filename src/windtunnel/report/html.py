@@ -9,7 +9,6 @@ from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.deployment.title import device_name, replicas_of, title
 from windtunnel.metrics import PERCENTILES, Steps, Summary
-from windtunnel.metrics.summary import WHY_AGAIN
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
@@ -158,11 +157,11 @@ def key_figures(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> 
 
 def _reuse(summary: Summary) -> tuple[str, str]:
     """(Tokens of a prompt that no cache had, what the others were and how many of these had been known)."""
-    found, computed = sum(summary.reuse.values()), max(summary.prompt_tokens - summary.cached_tokens, 1)
+    found = sum(summary.reuse.values())
     words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
     parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
     said = f"{percent(summary.prefix_cache_hit_rate)} of tokens cached" + (f" ({', '.join(parts)})" if parts else "")
-    why = [f"{percent(count / computed)} {WHY_AGAIN[name]}" for name, count in summary.why_again.items() if count]
+    why = [f"{percent(part)} {text}" for text, part in summary.shares_again.items()]
     again = f"; {summary.computed_again:,} tokens known before and computed again" if summary.computed_again else ""
     return f"{number(summary.computed_per_prompt)} tokens", said + again + (f": {', '.join(why)}" if why else "")
 

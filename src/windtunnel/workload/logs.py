@@ -50,6 +50,13 @@ NEEDED = ("arrival", "prompt_tokens", "output_tokens")
 CHOSEN = ("arrival_ms", "max_tokens", "priority", "session", "duration", "think_time")
 """More of our columns, which are only read where they are named: what they mean cannot be guessed from a word."""
 STATUS = ("status_code", "http_status", "response_status", "status")
+DURATIONS = {
+    ("s", "sec", "secs", "seconds"): 1.0,
+    ("ms", "millis", "milliseconds"): 1e-3,
+    ("us",): 1e-6,
+    ("ns", "nano"): 1e-9,
+}
+"""Ends of the names of durations → seconds."""
 UNITS = ((1e17, 1e-9, "ns"), (1e14, 1e-6, "µs"), (1e11, 1e-3, "ms"), (-np.inf, 1.0, "s"))
 """Times above this are in that unit: factor to seconds, and its name."""
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".log")
@@ -118,9 +125,7 @@ def import_logs(
     if not kept:
         why = "; ".join(f"{count:,} {reason}" for reason, count in dropped.most_common(3))
         raise InputError(f"none of {len(rows):,} rows is a request: {why}: name other columns with --columns")
-    times, unit = _seconds([row[found["arrival"]] for row in kept], dates)
-    if "arrival_ms" in (columns or {}):
-        times, unit = np.array([float(row[found["arrival"]]) / 1000 for row in kept]), "ms"
+    times, unit = _seconds([row[found["arrival"]] for row in kept], dates, "arrival_ms" in (columns or {}))
     order = np.argsort(times, kind="stable")
     arrival, notes = times[order] - times.min(), [f"times in {unit}"]
     if (np.diff(times) < 0).any():
@@ -325,7 +330,7 @@ def _blank(value: object) -> bool:
 
 
 def _more(rows: Sequence[Row], found: Mapping[str, str], arrival: np.ndarray, notes: list[str]) -> dict[str, Any]:
-    """The columns beside the times, of rows in the order of their times."""
+    """The columns besides the times, of rows in the order of their times."""
     columns: dict[str, Any] = {
         name: [int(float(row[found[name]])) for row in rows]
         for name in ("prompt_tokens", "output_tokens", "priority")
@@ -363,21 +368,20 @@ def _more(rows: Sequence[Row], found: Mapping[str, str], arrival: np.ndarray, no
 
 def _unit_of(name: str) -> float:
     """Seconds of one unit of a column of durations, by the end of its name."""
-    for endings, factor in ((("ms", "millis", "milliseconds"), 1e-3), (("us", "µs"), 1e-6), (("ns", "nano"), 1e-9)):
-        if _plain(name).split("_")[-1] in endings:
+    last = _plain(name.replace("µ", "u").replace("μ", "u")).split("_")[-1]
+    for endings, factor in DURATIONS.items():
+        if last in endings:
             return factor
-    if _plain(name).split("_")[-1] in ("s", "sec", "secs", "seconds"):
-        return 1.0
     raise InputError(f"duration={name}: in which unit? rename the column so that it ends in _s, _ms, _us or _ns")
 
 
-def _seconds(values: Sequence[Any], dates: str | None) -> tuple[np.ndarray, str]:
+def _seconds(values: Sequence[Any], dates: str | None, in_ms: bool) -> tuple[np.ndarray, str]:
     """Seconds of numbers in s, ms, µs or ns, or of times of day; and what they were."""
     try:
         numbers = np.array([float(value) for value in values])
     except (TypeError, ValueError):
         return np.array([_moment(str(value).strip(), dates) for value in values]), "dates"
-    _, factor, unit = next(one for one in UNITS if float(np.median(numbers)) > one[0])
+    _, factor, unit = next(one for one in UNITS if (one[2] == "ms" if in_ms else float(np.median(numbers)) > one[0]))
     return numbers * factor, unit
 
 

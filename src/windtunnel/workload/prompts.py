@@ -177,7 +177,7 @@ def with_images(workload: Workload, count: int, tokens: int) -> Workload:
 
 
 def with_samples(workload: Workload, n: int) -> Workload:
-    """So many sequences for each prompt (OpenAI's ``n``), each a row with the prompt, arrival and output length of its
+    """Several sequences for each prompt (OpenAI's ``n``), each a row with the prompt, arrival and output length of its
     request.
 
     Raises InputError below 1, and for sessions and closed loops.

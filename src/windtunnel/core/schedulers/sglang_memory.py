@@ -9,7 +9,7 @@ that its tokens have begun, less the whole pages that are in the tree.
 from typing import Any
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.queues import ask_again, put_last
+from windtunnel.core.queues import ask_again, put_last, take_out_behind
 from windtunnel.core.records import DECODE, IGNORED, NONE, QUEUED, Array, Lane, Pool, Request, State
 from windtunnel.core.schedulers.sglang_tree.eviction import evict
 from windtunnel.core.schedulers.sglang_tree.host import adopt, copy_entered, part_on_host
@@ -334,23 +334,11 @@ def queue_if_room(pool: Pool, lane: Lane, requests: Array, r: int) -> None:
         requests[r].joined = lane.joinings
         lane.joinings += 1
     else:
-        take_out_of_queue(lane, requests, gone, before)
+        take_out_behind(lane, requests, gone, before)
         queue_up(lane, requests, r)
     requests[gone].refused, requests[gone].state = (1 if gone == r else 2), IGNORED
     requests[gone].next = lane.turned_away
     lane.turned_away = gone
-
-
-@part
-def take_out_of_queue(lane: Lane, requests: Array, r: int, before: int) -> None:
-    """A request leaves the queue, in which ``before`` stands before it; NONE: it is the head."""
-    if before == NONE:
-        lane.head = requests[r].next
-    else:
-        requests[before].next = requests[r].next
-    if lane.tail == r:
-        lane.tail = before
-    lane.waiting -= 1
 
 
 @part

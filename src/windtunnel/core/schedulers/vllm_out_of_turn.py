@@ -19,7 +19,7 @@ from windtunnel.core.log import write_stall
 from windtunnel.core.pipelines import turns
 from windtunnel.core.pipelines.stages import Pipe
 from windtunnel.core.pipelines.turns import end_oldest, latest_end
-from windtunnel.core.queues import pop_by_key, put_by_key
+from windtunnel.core.queues import pop_by_key, put_by_key, take_out_behind
 from windtunnel.core.records import GONE, IDLE, NONE, QUEUED, STALLS, STEPPED, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
@@ -342,13 +342,7 @@ def take_out(pool: Pool, lane: Lane, requests: Array, r: int) -> None:
         return
     while at != r:
         before, at = at, requests[at].next
-    if before == NONE:
-        lane.head = requests[r].next
-    else:
-        requests[before].next = requests[r].next
-    if lane.tail == r:
-        lane.tail = before
-    lane.waiting -= 1
+    take_out_behind(lane, requests, r, before)
 
 
 @compiled

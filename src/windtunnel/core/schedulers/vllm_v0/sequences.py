@@ -132,7 +132,7 @@ def share(pool: Pool, lane: Lane, requests: Array, r: int) -> None:
 
 @part
 def begin_others(state: State, pool: Pool, lane: Lane, r: int, end: float) -> None:
-    """The prompt of a request is computed: its other sequences get their first tokens, too, and share its blocks."""
+    """The prompt of a request is computed: its other sequences also get their first tokens, and share its blocks."""
     requests = state.requests
     share(pool, lane, requests, r)
     for s in range(r + 1, r + requests[r].samples):
