@@ -16,6 +16,7 @@ from oracle.replica import Group, table_time
 
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
+from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
 from windtunnel.perf.batch_times import linear
@@ -215,6 +216,23 @@ def differences(case: Case, jumps: bool, in_step: bool) -> list[str]:
         for name in ("decodes", "discarded"):
             compare(name, side, (rows[name] * np.maximum(rows["steps"], 1)).sum(), sides[side].rows[name].sum())
     return found
+
+
+def steps_of(fleet: Fleet, record: Handed) -> Any:
+    """Every single step: replica, rank, start, duration, decodes, in order of the first three.
+
+    Which of its pipeline's slots a step has is not compared: the reference counts what it decides in vain, and where
+    nothing decodes nothing depends on it.
+    """
+    rows = record.rows
+    pool = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
+    lanes = np.where(fleet.lockstep, fleet.lanes, 1)[pool]
+    found = iteration_times(rows, fleet.times, pool, lanes)
+    of = rows[found.row]
+    stages = np.array([policy.pipeline_parallel_size for policy in fleet.policies])[pool]
+    ranks = of["lane"] // stages[of["replica"]]
+    steps = np.array([of["replica"], ranks, found.start, found.duration, of["decodes"]], dtype=np.float64)
+    return steps[:, np.lexsort(steps[2::-1])]
 
 
 def assert_nothing_is_left(loop: reference.Disaggregated) -> None:

@@ -109,13 +109,14 @@ class Disaggregated(Loop):
         """(Request, tokens of its prompt) of every transfer that came through."""
         self.decodes: dict[int, Request] = {}
         self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
-        self.reservation = [
-            [Reservation(cast(Receiver, scheduler), self.rules) for scheduler in cast(Group, group).schedulers]
-            for group in self.groups[self.first_decode :]
-        ]
-        for group, lanes in zip(self.groups[self.first_decode :], self.reservation, strict=True):
-            if isinstance(group, Pipeline):
-                group.before, group.after = partial(self._before, lanes), partial(self._after, lanes)
+        self.reservation = [self._reserving(group) for group in self.groups[self.first_decode :]]
+
+    def _reserving(self, group: Group | Pipeline) -> list[Reservation]:
+        """What gives memory and seats of a decode replica's ranks, which a pipeline has to call itself."""
+        lanes = [Reservation(cast(Receiver, rank), self.rules) for rank in cast(Group, group).schedulers]
+        if isinstance(group, Pipeline):
+            group.before, group.after = partial(self._before, lanes), partial(self._after, lanes)
+        return lanes
 
     def _announcer(self, kind: int) -> Any:
         return lambda time, request: heappush(self.events, (time, kind, request))

@@ -177,7 +177,8 @@ def pop_release(state: State) -> None:
 
 @part
 def next_client(state: State, course: Array, arrivals: Array) -> tuple[float, int]:
-    """When the next client's request comes, and which; (infinite, NONE) if none is known to.
+    """When the next client's request comes, and which; (infinite, NONE) if none is known to. At one time the earlier
+    request comes first, but those of a failed replica before all that they release.
 
     Where nothing is in flight, all come as much earlier as the next one waits longer than IDLE_GAP.
     """
@@ -186,14 +187,15 @@ def next_client(state: State, course: Array, arrivals: Array) -> tuple[float, in
         early = max(state.releases[0].time - latest, 0.0)
         for k in range(state.counters[RELEASES]):  # the order of the heap stays
             state.releases[k].time -= early
-    time, r = np.inf, NONE
+    time, r, sent = np.inf, NONE, False
     if course[CAME] < len(arrivals):
         r = arrivals[course[CAME]]
         request = state.requests[r]
-        time = state.clocks[SENT] if request.state in (AGAIN, GONE) else request.arrival
+        sent = request.state in (AGAIN, GONE)
+        time = state.clocks[SENT] if sent else request.arrival
     if state.counters[RELEASES] > 0:
         released = state.releases[0]
-        if released.time < time or (released.time == time and released.request < r):
+        if released.time < time or (released.time == time and released.request < r and not sent):
             return released.time, released.request
     return time, r
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappush
 from math import inf, isnan, nan
-from typing import Any, cast
+from typing import Any
 
 from oracle.elastic.roster import PoolOf, Roster, crews_of
 from oracle.elastic.wires import FailingWires
@@ -21,7 +21,6 @@ from oracle.loop import (
 )
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
-from oracle.reservation import Receiver, Reservation
 from oracle.vllm_v1.request import Request
 from windtunnel.policy.scaling import Failure, Lives
 
@@ -260,10 +259,7 @@ class ElasticDisaggregated(Disaggregated):
         """See Host."""
         self.sent.pop(group, None)
         if group >= self.first_decode:
-            ranks = cast(Group, self.groups[group]).schedulers
-            self.reservation[group - self.first_decode] = [
-                Reservation(cast(Receiver, rank), self.rules) for rank in ranks
-            ]
+            self.reservation[group - self.first_decode] = self._reserving(self.groups[group])
 
     # What becomes of a request.
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from core import pools_cases
-from core.pools_cases import STEPS, Case, assert_nothing_is_left, cases, equal_requests, tandem
+from core.pools_cases import STEPS, Case, assert_nothing_is_left, cases, equal_requests, steps_of, tandem
 from equality import RELAXED, Impatient, StuckError, _contents, balanced, stages_of
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
@@ -21,7 +21,6 @@ from oracle.vllm_v1 import scheduler as vllm_v1
 from windtunnel.core.disaggregation import handover
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
-from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.errors import InputError
@@ -79,23 +78,6 @@ def by_reference(case: Case, uniforms: Any) -> Handed:
         return run_disaggregated(case.fleet, case.demand, (given[0], given[1]), uniforms, case.crossing)
 
 
-def steps_of(case: Case, record: Handed) -> Any:
-    """Every single step: replica, rank, start, duration, decodes, in order of the first three.
-
-    Which of its pipeline's slots a step has is not compared: the reference counts what it decides in vain, and where
-    nothing decodes nothing depends on it.
-    """
-    fleet, rows = case.fleet, record.rows
-    pool = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
-    lanes = np.where(fleet.lockstep, fleet.lanes, 1)[pool]
-    found = iteration_times(rows, fleet.times, pool, lanes)
-    of = rows[found.row]
-    stages = np.array([policy.pipeline_parallel_size for policy in fleet.policies])[pool]
-    ranks = of["lane"] // stages[of["replica"]]
-    steps = np.array([of["replica"], ranks, found.start, found.duration, of["decodes"]], dtype=np.float64)
-    return steps[:, np.lexsort(steps[2::-1])]
-
-
 def check_equal(case: Case, uniforms: Any) -> None:
     """The same record, to the bit."""
     try:
@@ -118,7 +100,7 @@ def check_equal(case: Case, uniforms: Any) -> None:
     for name in ("kv_bytes", "replica_of_lane", "rank_of_lane", "lost"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     assert sorted(found.stalls.tolist()) == sorted(expected.stalls.tolist())
-    assert np.array_equal(steps_of(case, found), steps_of(case, expected))
+    assert np.array_equal(steps_of(case.fleet, found), steps_of(case.fleet, expected))
     dropped = [(one.rows["discarded"] * np.maximum(one.rows["steps"], 1)).sum() for one in (found, expected)]
     assert dropped[0] == dropped[1]
 

@@ -245,11 +245,6 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
         if role == "decode":
             require_taking(policy)
-            if policy.pipeline_parallel_size > 1 and (fleet.failures or any(fleet.scaling)):
-                raise InputError(
-                    f"role='decode': pipeline_parallel_size={policy.pipeline_parallel_size}: pools that decode in "
-                    "several stages do not fail or scale; use tensor_parallel_size"
-                )
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
             raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
         if role == "decode" and isinstance(policy, Sglang) and rules.on_expiry == "recompute":
@@ -389,7 +384,7 @@ def _transfers(fleet: Fleet, demand: Demand, crossing: Crossing) -> Transfers:
     return Transfers(
         rules=attributes(settings),
         handed=attributes(handed),
-        work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
+        work=np.array(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
         shared=attributes(records(n, SHARED)),
         events=attributes(records((2 if rules.on_expiry == "wait" else 4) * n + 2, EVENT)),
         nics=attributes(records(sum(fleet.replicas), NIC)),
