@@ -1,22 +1,30 @@
 """The small parts of a server, with figures that are worked out by hand: clocks, turns, places, choices and the log."""
 
 import asyncio
+import ctypes
+import gc
 import json
 import socket
+import sys
 import time
 from io import StringIO
 from typing import Any
 
 import pytest
+import uvicorn
 from prometheus_client import CollectorRegistry
 
 from serve.endpoint import app, ask, client
 from windtunnel.errors import InputError
+from windtunnel.serve import connection, front, outbox, server
 from windtunnel.serve import pace as pace_module
 from windtunnel.serve.choices import Choice, latency_headers, usage
 from windtunnel.serve.clock import RealClock, VirtualClock
 from windtunnel.serve.engine import Stream
+from windtunnel.serve.front import Manners
+from windtunnel.serve.kv import texts
 from windtunnel.serve.log import Log
+from windtunnel.serve.openai import documents, requests, shapes
 from windtunnel.serve.openai.answers import Text
 from windtunnel.serve.pace import Pace
 from windtunnel.serve.place import Place
@@ -270,3 +278,72 @@ def test_what_is_counted_of_every_kind_of_answer() -> None:
     counts = [found[f'http_requests_total{{{of},method="POST",status="{kind}xx"}}'] for kind in (2, 4)]
     assert counts == [2, 2] and found[f"http_request_size_bytes_count{{{of}}}"] == 4
     assert 0 < found[f'http_request_duration_seconds_sum{{{of},method="POST"}}'] < 600
+
+
+def test_how_the_server_is_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's collector looks rarely, after what is there has been set aside; large blocks go back to the system."""
+    done, ran = list[Any](), list[Any]()
+    monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: done.append(given))
+
+    class Library:
+        def mallopt(self, option: int, value: int) -> None:
+            done.append((option, value))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library() if name is None else None)
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    def run(self: uvicorn.Server, sockets: Any) -> None:
+        ran.append((self, sockets))
+        raise KeyboardInterrupt  # the way to stop it
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    place: Any = object()
+    server.listen("app", place, "here", [("a", "b")])
+    assert done == ["collect", "freeze", (10_000, 100, 100), (-3, 131_072)]  # M_MMAP_THRESHOLD of glibc's malloc.h
+    ((found, sockets),) = ran
+    assert sockets == [place] and found.config.app == "app"
+    config = found.config
+    assert config.headers == [("server", "windtunnel"), ("a", "b")] and config.timeout_graceful_shutdown == 30
+    assert (config.log_level, config.access_log, config.server_header, config.proxy_headers) == (
+        "warning",
+        False,
+        False,
+        False,
+    )
+    assert config.http.func is connection.Connection and isinstance(config.http.keywords["turn"], connection.Turn)
+    assert server.config("app").headers == [("server", "windtunnel")]
+
+    async def startup(_: Any, sockets: Any) -> None:
+        done.append(sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    asyncio.run(found.startup([place]))
+    assert done[-1] == [place] and capsys.readouterr().out == "here\n"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    server.give_memory_back()
+    assert done[-1] == [place]
+    assert server.log_to("none")._file is None and server.log_to("requests")._file is sys.stderr
+    assert server.ANY_SITE == ("access-control-allow-origin", "*")
+
+
+def test_what_is_promised_and_what_is_kept_at_most() -> None:
+    """Documented limits, those of other servers that are named with them, and those that bound memory."""
+    assert (connection.MOST_HEADER_BYTES, connection.HEADER_SECONDS, connection.Gate.FEW) == (65_536, 30.0, 16)
+    plain = Manners("m")
+    assert (plain.seed, plain.echo, plain.answer_tokens, plain.api_keys) == (0, False, None, ())
+    assert (plain.max_body_bytes, plain.max_in_flight, plain.body_seconds) == (16_777_216, 4096, 30.0)
+    assert (plain.enable_sleep_mode, plain.wake_up_seconds, front.UNLIMITED_ANSWER) == (False, 0.0, 256)
+    assert requests.MOST_STOPS == 4  # OpenAI's
+    assert (documents.AT_ONCE, documents.LONGEST_PARAMETER) == (65_536, 1_048_576)
+    assert (documents.MOST_VALUES, documents.LONGEST_LIST, documents.DEEPEST) == (131_072, 2_097_152, 500)
+    assert (shapes.DEEPEST, shapes.MOST_TOOLS, shapes.MOST_MEMBERS) == (32, 4096, 4096)
+    assert (texts.NAME_BITS, texts.NAMED_AT_ONCE, texts.MOST_BYTES, texts.TEXT_BYTES) == (52, 256, 67_108_864, 2560)
+    assert (texts.HEAD, texts.HEADS, texts.LENGTHS, texts.ANSWERS) == (16, 4096, 64, 64)
+    assert (outbox.AHEAD, outbox.ROOM, outbox.AFTER_ROOM, outbox.WORD_ROOM) == (256, 512, 64, 16)
+    longest = outbox.ROOM + outbox.AFTER_ROOM + outbox.AHEAD * outbox.WORD_ROOM
+    assert longest + len(f"{longest:x}\r\n\r\n") <= outbox.CHUNK < 1 << 16  # as four digits at most are written
+    assert max(map(len, outbox.BY_NUMBER)) <= outbox.WORD_ROOM and len(outbox.BY_NUMBER) == 256
+    assert len({outbox.REFUSED, outbox.AT_ITS_END, outbox.ASKED, 0}) == 4 and outbox.ASKED < 0
+    assert outbox.AT_ITS_END < 0 and outbox.REFUSED < 0  # no file has a number below 0
