@@ -275,9 +275,11 @@ def visit_in_turn(
     serve: Any,
     drop: Any,
 ) -> tuple[int, bool]:
-    """Visit the seats as the engine does, with speculation those in LOOSE: (the budget that is left, whether any request
-    was preempted). ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how
-    another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
+    """Visit the seats as the engine does, with speculation the LOOSE: (budget left, whether any request was preempted).
+
+    ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how another one is
+    dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``.
+    """
     preempted, skipped, k, count = False, 0, 0, lane.top if drafts is None else lane.loose
     for j in range(count):
         seats[NOW, j if drafts is None else seats[LOOSE, j]] = 0
