@@ -99,6 +99,16 @@ def test_a_stop_is_found_wherever_it_is(pieces: list[str], stops: list[str], lea
     assert (found.output_tokens, found.finish_reason) == (130, "length")
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 70, 128, 129])
+def test_a_stop_just_before_and_just_after_the_end(count: int) -> None:
+    words = [*["x"] * (count - 1), "y", "z", *["x"] * 200]
+    last, beyond = (answer(words, count, 300, stop=[stop]) for stop in ("y", "z"))
+    assert (last.output_tokens, last.whole()) == (count, "x" * (count - 1))
+    assert (beyond.output_tokens, beyond.whole()) == (count, "x" * (count - 1) + "y")
+    crossing = answer(words, 300, 300, stop=["xyz" if count > 1 else "yz"])
+    assert (crossing.output_tokens, crossing.whole()) == (count + 1, "x" * max(count - 2, 0))
+
+
 def test_what_an_answer_holds_on_to() -> None:
     drawn, echoed = SeededWords(1, b"a"), EchoedWords("to be or")
     words = answer(drawn, 9, 9)

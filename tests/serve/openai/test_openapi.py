@@ -12,8 +12,12 @@ from windtunnel.serve.openai.requests import RefusedError, is_token, read_chat, 
 from windtunnel.serve.pace import Pace
 from windtunnel.version import __version__
 
-PATHS = document(sleeps=True)["paths"]
 Read = Callable[[dict[str, Any]], Any]
+
+
+def paths() -> dict[str, Any]:
+    found: dict[str, Any] = document(sleeps=True)["paths"]
+    return found
 
 
 def completion(more: dict[str, Any]) -> Any:
@@ -33,7 +37,7 @@ def refused(read: Read, more: dict[str, Any]) -> bool:
 
 
 def properties(path: str) -> dict[str, Any]:
-    body = PATHS[path]["post"]["requestBody"]
+    body = paths()[path]["post"]["requestBody"]
     assert body["required"] is True and [*body["content"]] == ["application/json"]
     schema = body["content"]["application/json"]["schema"]
     assert schema["type"] == "object"
@@ -77,7 +81,7 @@ CODES = {"200", "400", "401", "404", "408", "413", "429"}
 
 def test_what_each_path_answers() -> None:
     kinds = {
-        path: [*one.get("post", one.get("get"))["responses"]["200"].get("content", ())] for path, one in PATHS.items()
+        path: [*one.get("post", one.get("get"))["responses"]["200"].get("content", ())] for path, one in paths().items()
     }
     json, events = "application/json", "text/event-stream"
     assert kinds == {
@@ -97,12 +101,12 @@ def test_what_each_path_answers() -> None:
         "/tokenize",
         "/detokenize",
     ):
-        assert {*PATHS[path]["post"]["responses"]} == CODES
+        assert {*paths()[path]["post"]["responses"]} == CODES
     for path in ("/sleep", "/wake_up", "/release_kv_cache_memory"):
-        assert {*PATHS[path]["post"]["responses"]} == {"200", "400"} and "requestBody" not in PATHS[path]["post"]
-    assert {*PATHS["/server_info"]["get"]["responses"]} == {"200", "400"}
+        assert {*paths()[path]["post"]["responses"]} == {"200", "400"} and "requestBody" not in paths()[path]["post"]
+    assert {*paths()["/server_info"]["get"]["responses"]} == {"200", "400"}
     for path in ("/v1/models", "/health", "/metrics", "/is_sleeping"):
-        assert {*PATHS[path]["get"]["responses"]} == {"200"}
+        assert {*paths()[path]["get"]["responses"]} == {"200"}
     required = {
         "/v1/completions": "prompt",
         "/v1/chat/completions": "messages",
@@ -110,15 +114,15 @@ def test_what_each_path_answers() -> None:
         "/detokenize": "tokens",
     }
     for path, name in required.items():
-        assert PATHS[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["required"] == [name]
+        assert paths()[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["required"] == [name]
         assert name in properties(path)
     assert document()["info"] == {"title": "windtunnel serve", "version": __version__}
-    assert {*PATHS} - {*document()["paths"]} == {"/sleep", "/wake_up", "/release_kv_cache_memory", "/is_sleeping"}
+    assert {*paths()} - {*document()["paths"]} == {"/sleep", "/wake_up", "/release_kv_cache_memory", "/is_sleeping"}
 
 
 def test_parameters_and_what_they_are_without_a_word() -> None:
-    level, mode = PATHS["/sleep"]["post"]["parameters"]
-    (tags,), (form,) = PATHS["/wake_up"]["post"]["parameters"], PATHS["/server_info"]["get"]["parameters"]
+    level, mode = paths()["/sleep"]["post"]["parameters"]
+    (tags,), (form,) = paths()["/wake_up"]["post"]["parameters"], paths()["/server_info"]["get"]["parameters"]
     assert [(one["name"], one["in"]) for one in (level, mode, tags, form)] == [
         *(("level", "query"), ("mode", "query"), ("tags", "query"), ("config_format", "query")),
     ]
