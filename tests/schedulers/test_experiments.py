@@ -35,8 +35,8 @@ def test_mindspores_two_runs_imply_the_overhead() -> None:
 
 
 def test_mindspores_phases_come_back_and_the_five_runs_are_in_order() -> None:
-    """Few slots, 128 slots, two prompts in a call, two to five; the phases are the report's to the millisecond, and nothing
-    is fitted to the 436.9 s."""
+    """Few slots, 128 slots, two prompts in a call, two to five; the phases are the report's to the millisecond, and
+    nothing is fitted to the 436.9 s."""
     whole = mindspore.PREFILL_SECONDS + mindspore.DECODE_SECONDS + mindspore.OTHER_SECONDS
     assert mindspore.phases(whole, 1) == pytest.approx((575_318, 168_259, 15_592), abs=1)
     runs = [
