@@ -67,7 +67,9 @@ def explain(
 
         steps = [{"batch": part, "pool": pool.spec(), **asdict(each)} for pool, part, each in rows]
         document = {} if not steps else steps[0] if len(deployment.pools) == 1 else {"pools": steps}
-        show_json(clean({"schema_version": 1, **({} if found is None else {"prompts": _document(found[1])}), **document}))
+        show_json(
+            clean({"schema_version": 1, **({} if found is None else {"prompts": _document(found[1])}), **document})
+        )
     else:
         from windtunnel.cli.run_screen import show_prompts
         from windtunnel.cli.terminal import show_operators

@@ -111,9 +111,9 @@ def test_public_agent_traces_as_replayed_independently(answers: str) -> None:
 
 
 def test_found_tokens_by_kind() -> None:
-    """Two turns of session 0 (100 + 50, then 200 + 20 tokens). Session 1 begins with 80 tokens of the first prompt, what
-    a conversation begins with; its second turn with 190 of session 0's second, of which 100 are that prompt, 50 an answer
-    and 40 a later turn; a request without session with 120 of session 1's first one, 40 of them its."""
+    """Two turns of session 0 (100 + 50, then 200 + 20 tokens). Session 1 begins with 80 tokens of the first prompt;
+    its second turn with 190 of session 0's second, of which 100 are that prompt, 50 an answer and 40 a later turn; a
+    request without session with 120 of session 1's first one, and another with 100 of that one's."""
     demand = SimpleNamespace(
         begins=(np.array([-1, 0, 0, 1, 2, 4]), np.array([0, 150, 80, 190, 120, 100])),
         prompt_tokens=np.array([100, 200, 130, 300, 400, 150]),
