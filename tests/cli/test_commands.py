@@ -235,8 +235,8 @@ def test_explain_says_what_became_of_the_prompts_of_a_load(capsys: Capture) -> N
     explained that nobody asked for."""
     load = ("Qwen/Qwen3-8B", "--device", "l4", "--isl", "700", "--osl", "40", "--random-turns", "3", "--num-prompts",
             "90", "--random-prefix-len", "300", "--max-model-len", "8192", "--lanes", "9")  # fmt: skip
-    prompts = document(capsys, "explain", *load)["prompts"]
-    run = document(capsys, "run", *load, "--no-bands")
+    prompts: Any = document(capsys, "explain", *load)["prompts"]
+    run: Any = document(capsys, "run", *load, "--no-bands")
     assert prompts == {name: run[name] for name in prompts if name in run} | {
         "computed_per_prompt": (run["prompt_tokens"] - run["cached_tokens"]) / 90
     }

@@ -129,7 +129,7 @@ def test_found_tokens_by_kind() -> None:
     assert found(0, 0, 0, 190, 0, 0) == {"history": 0, "answers": 0, "system": 100, "others": 50 + 40}
     assert found(0, 0, 0, 0, 112, 0) == {"history": 0, "answers": 0, "system": 112, "others": 0}
     assert found(0, 0, 0, 0, 0, 96) == {"history": 0, "answers": 0, "system": 96, "others": 0}
-    assert reuse_by_kind(SimpleNamespace(begins=None), np.zeros(6)) == {}
+    assert reuse_by_kind(SimpleNamespace(begins=None), np.zeros(6, dtype=np.int64)) == {}
 
 
 def test_what_is_computed_again() -> None:
