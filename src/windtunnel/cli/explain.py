@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from windtunnel.deployment import Deployment, Pool
     from windtunnel.metrics import Summary
-    from windtunnel.perf.explain import Batch
+    from windtunnel.perf.explain import Batch, Explanation
 
 
 def explain(
@@ -63,13 +63,7 @@ def explain(
             raise InputError(f"plot {plot!r}: shows one pool: leave out the decodes or the chunks of the batch")
     rows = [(pool, str(part), operators(pool, part, server.perf)) for pool, part in parts]
     if as_json:
-        from windtunnel.metrics import clean
-
-        steps = [{"batch": part, "pool": pool.spec(), **asdict(each)} for pool, part, each in rows]
-        document = {} if not steps else steps[0] if len(deployment.pools) == 1 else {"pools": steps}
-        show_json(
-            clean({"schema_version": 1, **({} if found is None else {"prompts": _document(found[1])}), **document})
-        )
+        _print_json(found, rows, len(deployment.pools) == 1)
     else:
         from windtunnel.cli.run_screen import show_prompts
         from windtunnel.cli.terminal import show_operators
@@ -96,14 +90,20 @@ def _served(deployment: "Deployment", server: Server, load: Load) -> "tuple[Mapp
         return done.manifest, summary(done)
 
 
-def _document(found: "Summary") -> dict[str, object]:
-    """What became of the prompts, by the names of ``run --json``."""
-    from windtunnel.metrics import summary_json
+def _print_json(found: "tuple[Any, Summary] | None", rows: "list[tuple[Pool, str, Explanation]]", alone: bool) -> None:
+    """What became of the prompts of a load, by the names of ``run --json``, and the operators; ``alone``: of one pool."""
+    from windtunnel.metrics import clean, summary_json
 
-    names = ("prompt_tokens", "cached_tokens", "reuse", "computed_again_tokens", "why_again", "stores")
-    document = summary_json(found)
-    kept = {name: document[name] for name in names if name in document}
-    return kept | {"computed_per_prompt": found.computed_per_prompt}
+    document: dict[str, Any] = {"schema_version": 1}
+    if found is not None:
+        names = ("prompt_tokens", "cached_tokens", "reuse", "computed_again_tokens", "why_again", "stores")
+        known = summary_json(found[1])
+        document["prompts"] = {name: known[name] for name in names if name in known}
+        document["prompts"]["computed_per_prompt"] = found[1].computed_per_prompt
+    steps = [{"batch": part, "pool": pool.spec(), **asdict(each)} for pool, part, each in rows]
+    if steps:
+        document |= steps[0] if alone else {"pools": steps}
+    show_json(clean(document))
 
 
 def _without_drafts(pool: "Pool") -> "Pool":
