@@ -91,7 +91,7 @@ def _served(deployment: "Deployment", server: Server, load: Load) -> "tuple[Mapp
 
 
 def _print_json(found: "tuple[Any, Summary] | None", rows: "list[tuple[Pool, str, Explanation]]", alone: bool) -> None:
-    """What became of the prompts of a load, by the names of ``run --json``, and the operators; ``alone``: of one pool."""
+    """What became of a load's prompts, by the names of ``run --json``, and the operators; ``alone``: of one pool."""
     from windtunnel.metrics import clean, summary_json
 
     document: dict[str, Any] = {"schema_version": 1}
