@@ -5,6 +5,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_what_fails_is_counted() -> None:
 
 def test_what_a_line_of_a_stream_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, clock = Answer(0.0), iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for line in (
         *(": comment", 'data:{"choices":[{"text":"a"}]}', 'data: {"choices":[{"text":""}]}', "data: [DONE]"),
         *('data: {"choices":[{"text":""},{"text":"b"}]}', 'data: {"choices":[],"usage":{"completion_tokens":7}}'),
@@ -110,7 +111,7 @@ def test_what_a_line_of_a_stream_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     module._note(answer, json.dumps({"error": "x" * 400}).join(("data: ", "")))
     assert answer.failure == "x" * 300 and answer.output_tokens == 7
     silent = Answer(0.0)
-    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     module._note(silent, 'data: {"usage":{"completion_tokens":null}}')
     assert (silent.output_tokens, silent.events) == (0, [])
 

@@ -401,7 +401,7 @@ def test_a_request_comes_in_where_there_is_room_for_all_of_it(second: int, statu
             await asyncio.sleep(0)
 
     async def metrics(found: httpx.AsyncClient) -> str:
-        return (await found.get("/metrics")).text
+        return str((await found.get("/metrics")).text)
 
     async def talk() -> tuple[int, float]:
         async with client(app(max_in_flight=3)) as found:

@@ -1,5 +1,6 @@
 """The load that is there, of a trace and of a server's metrics."""
 
+import time
 from io import BytesIO
 from math import sqrt
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_server_is_watched_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     scrapes = iter([counted(0.0, {}, 0.0), counted(20.0, {}, 40.0) | counted(20.0, {}, 60.0, "generation")])
     times, slept = iter([100.0, 104.0]), list[float]()
     monkeypatch.setattr(observed, "scraped", lambda _: next(scrapes))
-    monkeypatch.setattr(observed.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
     found = watched("http://a", 3.0, slept.append)
     assert (found.seconds, found.prompt_mean, found.output_mean, slept) == (4.0, 2.0, 3.0, [3.0])
 

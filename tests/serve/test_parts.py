@@ -29,6 +29,7 @@ from windtunnel.serve.openai.answers import Text
 from windtunnel.serve.pace import Pace
 from windtunnel.serve.place import Place
 from windtunnel.serve.streaming import PIECE, joined
+from windtunnel.serve.tokens import BY_NUMBER
 from windtunnel.serve.web_metrics import Web
 from windtunnel.simulate.live import Arrival
 
@@ -231,7 +232,8 @@ def test_metrics_of_http() -> None:
     web.answered("/b", 503, 0.5, 5, 6)
 
     def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, labels)
+        found: float | None = registry.get_sample_value(name, labels)
+        return found
 
     for status, path, count in (("2xx", "/a", 2), ("4xx", "/a", 1), ("5xx", "/b", 1), ("2xx", "/b", None)):
         assert value("http_requests_total", method="POST", status=status, handler=path) == count
@@ -344,6 +346,6 @@ def test_what_is_promised_and_what_is_kept_at_most() -> None:
     assert (outbox.AHEAD, outbox.ROOM, outbox.AFTER_ROOM, outbox.WORD_ROOM) == (256, 512, 64, 16)
     longest = outbox.ROOM + outbox.AFTER_ROOM + outbox.AHEAD * outbox.WORD_ROOM
     assert longest + len(f"{longest:x}\r\n\r\n") <= outbox.CHUNK < 1 << 16  # as four digits at most are written
-    assert max(map(len, outbox.BY_NUMBER)) <= outbox.WORD_ROOM and len(outbox.BY_NUMBER) == 256
+    assert max(map(len, BY_NUMBER)) <= outbox.WORD_ROOM and len(BY_NUMBER) == 256
     assert len({outbox.REFUSED, outbox.AT_ITS_END, outbox.ASKED, 0}) == 4 and outbox.ASKED < 0
     assert outbox.AT_ITS_END < 0 and outbox.REFUSED < 0  # no file has a number below 0

@@ -228,7 +228,7 @@ def test_a_line_of_a_measured_run() -> None:
 
 def test_the_arrival_is_when_the_request_was_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = measured(None, [])
-    monkeypatch.setattr(proxy.time, "monotonic", lambda: 11.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 11.0)
     asyncio.run(seen.trace("http11.send_request_headers.complete", {}))
     assert seen.arrival == 10.0
     asyncio.run(seen.trace("http11.send_request_body.complete", {}))

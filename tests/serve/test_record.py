@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -265,9 +265,8 @@ class Ended:
     """A recorder of blocks of 4 tokens, whose requests end when they are told to."""
 
     def __init__(self, folder: Path) -> None:
-        self.engine: Any = SimpleNamespace(
-            deployment=SimpleNamespace(hash_block_size=4), observers=list[Any](), oldest=float("inf")
-        )
+        size = SimpleNamespace(hash_block_size=4)
+        self.engine = cast(Any, SimpleNamespace(deployment=size, observers=[], oldest=float("inf")))
         self.path = folder / "load.jsonl"
         self.recorder = Recorder(self.path, self.engine)
 

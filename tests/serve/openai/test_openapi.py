@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -65,14 +65,16 @@ def test_numbers_have_the_bounds_that_are_kept(path: str, read: Read) -> None:
 
 
 def test_prompts_messages_and_tokens_have_the_bounds_that_are_kept() -> None:
-    text, *lists = PROMPT["oneOf"]
+    messages = cast(Any, MESSAGES)
+    tokens = cast(Any, TOKENS)
+    text, *lists = cast(Any, PROMPT)["oneOf"]
     assert text == {"type": "string"} and [one["items"]["type"] for one in lists] == ["string", "integer"]
     for one, item in zip(lists, ("a", lists[1]["items"]["minimum"]), strict=True):
         assert not refused(completion, {"prompt": [item] * one["minItems"]})
         assert refused(completion, {"prompt": [item] * (one["minItems"] - 1)})
-    assert not refused(chat, {"messages": [{"role": "user", "content": "a"}] * MESSAGES["minItems"]})
-    assert refused(chat, {"messages": [{"role": "user", "content": "a"}] * (MESSAGES["minItems"] - 1)})
-    for least in (TOKENS["items"]["minimum"], lists[1]["items"]["minimum"]):  # type: ignore[index]
+    assert not refused(chat, {"messages": [{"role": "user", "content": "a"}] * messages["minItems"]})
+    assert refused(chat, {"messages": [{"role": "user", "content": "a"}] * (messages["minItems"] - 1)})
+    for least in (tokens["items"]["minimum"], lists[1]["items"]["minimum"]):
         assert is_token(least) and not is_token(least - 1)
 
 
