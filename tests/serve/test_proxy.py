@@ -4,12 +4,16 @@ import asyncio
 import itertools
 import json
 import time
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serve.endpoint import app, live, on_a_socket, real_time
 from windtunnel.errors import InputError
@@ -175,6 +179,79 @@ def test_reasoning_counts_and_bytes_are_passed_on_as_they_are(end: str, size: in
     assert plain == b"".join(part for part in splitted(whole) if b"usage" not in part)
     assert [(row["output_tokens"], len(row["itl_s"])) for row in rows] == [(7, 6)] * 2
     assert clock == "client: windtunnel proxy"  # while the proxy still runs
+
+
+CHARACTERS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
+DELTAS = st.dictionaries(
+    st.sampled_from(["content", "reasoning", "refusal", "role"]), CHARACTERS | st.none(), max_size=2
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[list[bytes], int, list[bytes]]:
+    """Events of a stream with one kind of line end, how many of them hold text, and the stream in pieces."""
+    end = draw(st.sampled_from(["\n", "\r", "\r\n"]))
+    events, texts = list[str](), 0
+    for delta in draw(st.lists(DELTAS, max_size=5)):
+        texts += any(text for name, text in delta.items() if name != "role")
+        lines = json.dumps({"choices": [{"delta": delta}]}, indent=draw(st.sampled_from([None, 1]))).split("\n")
+        events.append("".join(f"data: {line}{end}" for line in lines) + end)
+        events += [f": ping{end}{end}"] * draw(st.booleans())
+    counted = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 7}}
+    events += [f"data: {json.dumps(counted)}{end}{end}", f"data: [DONE]{end}{end}"]
+    whole = [event.encode() for event in events]
+    data = b"".join(whole)
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
+    return whole, texts, [data[a:b] for a, b in itertools.pairwise([0, *cuts, len(data)])]
+
+
+@cache
+def one_proxy(folder: str) -> Proxy:
+    """One for all streams: what it costs is its client's certificates."""
+    with TemporaryDirectory(dir=folder) as here:
+        run = RunFolder(Path(here) / "run", HEAD)
+        run.close()
+        return Proxy("http://a", run, BytesRule(), 16)
+
+
+def passed_in_pieces(answer: tuple[list[bytes], int, list[bytes]], wants_usage: bool, folder: Path) -> None:
+    """Every byte reaches the client but those of an event that it has not asked for, and all text is counted."""
+    events, texts, parts = answer
+    run = RunFolder(folder, HEAD)
+    run.start = 0.0
+
+    class Upstream(httpx.AsyncByteStream):
+        async def __aiter__(self) -> Any:
+            for part in parts:
+                yield part
+
+    async def talk() -> bytes:
+        seen, passing = Measured(0.0, ()), one_proxy(str(folder.parent.parent))
+        passing._folder = run
+        passed = passing._measured(httpx.Response(200, stream=Upstream()), seen, wants_usage)
+        found = b"".join([part async for part in passed])
+        run.close()
+        assert len(seen.events) == texts
+        return found
+
+    wanted = [event for event in events if wants_usage or b"usage" not in event]
+    assert asyncio.run(talk()) == b"".join(wanted)
+    assert (run.recorded, run.left_out) == (int(texts > 0), int(texts == 0))
+
+
+@given(answers(), st.booleans())
+@settings(max_examples=30)
+def test_a_stream_is_passed_on_in_whatever_pieces_it_comes(answer: Any, wants_usage: bool) -> None:
+    with TemporaryDirectory() as folder:
+        passed_in_pieces(answer, wants_usage, Path(folder) / "run")
+
+
+@pytest.mark.long
+@given(answers(), st.booleans())
+@settings(max_examples=10_000)
+def test_ten_thousand_streams_in_pieces(answer: Any, wants_usage: bool) -> None:
+    with TemporaryDirectory() as folder:
+        passed_in_pieces(answer, wants_usage, Path(folder) / "run")
 
 
 def splitted(data: bytes) -> list[bytes]:
