@@ -7,7 +7,7 @@ import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import httpx
 import numpy as np
@@ -220,18 +220,26 @@ def passed_in_pieces(answer: tuple[list[bytes], int, list[bytes]], wants_usage: 
     run = RunFolder(folder, HEAD)
     run.start = 0.0
 
-    class Upstream(httpx.AsyncByteStream):
-        async def __aiter__(self) -> Any:
+    class Answer:
+        """A response of httpx, as far as it is read."""
+
+        headers: ClassVar[dict[str, str]] = {}
+        closed = False
+
+        async def aiter_raw(self) -> Any:
             for part in parts:
                 yield part
 
+        async def aclose(self) -> None:
+            self.closed = True
+
     async def talk() -> bytes:
-        seen, passing = Measured(0.0, ()), one_proxy(str(folder.parent.parent))
+        given, seen, passing = Answer(), Measured(0.0, ()), one_proxy(str(folder.parent.parent))
         passing._folder = run
-        passed = passing._measured(httpx.Response(200, stream=Upstream()), seen, wants_usage)
+        passed = passing._measured(cast(Any, given), seen, wants_usage)
         found = b"".join([part async for part in passed])
         run.close()
-        assert len(seen.events) == texts
+        assert len(seen.events) == texts and given.closed
         return found
 
     wanted = [event for event in events if wants_usage or b"usage" not in event]
