@@ -412,8 +412,10 @@ OF_ONE_RUN = ("num_prompts", "seed")
 def _own_hardware(scenario: "Scenario") -> Iterator[str]:
     """The words of a device of the user's, and of kernel times other than the usual ones."""
     server = scenario.server
+    if server.devices_file or server.perf.startswith("profile:"):
+        yield from ("--devices", server.device)
     if server.devices_file:
-        yield from ("--devices", server.device, "--devices-file", str(server.devices_file))
+        yield from ("--devices-file", str(server.devices_file))
         if not server.gpu().price_per_hour:
             yield from ("--objective", "gpus")
     if server.perf != "auto":
