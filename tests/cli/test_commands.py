@@ -230,6 +230,26 @@ def test_explain_adds_up(capsys: Capture) -> None:
     assert "gate_up_proj" in capsys.readouterr().out
 
 
+def test_explain_says_what_became_of_the_prompts_of_a_load(capsys: Capture) -> None:
+    """What was found, by kind, what is new and what was computed again add up to all prompts, as in run; no batch is
+    explained that nobody asked for."""
+    load = ("Qwen/Qwen3-8B", "--device", "l4", "--isl", "700", "--osl", "40", "--random-turns", "3", "--num-prompts",
+            "90", "--random-prefix-len", "300", "--max-model-len", "8192", "--lanes", "9")  # fmt: skip
+    prompts: Any = document(capsys, "explain", *load)["prompts"]
+    run: Any = document(capsys, "run", *load, "--no-bands")
+    assert prompts == {name: run[name] for name in prompts if name in run} | {
+        "computed_per_prompt": (run["prompt_tokens"] - run["cached_tokens"]) / 90
+    }
+    assert min(prompts["reuse"][kind] for kind in ("history", "answers", "system")) > 0
+    assert main(["explain", *load]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    parts = [int(line.split()[-4].replace(",", "")) for line in lines if line.startswith((" found", " computed"))]
+    assert sum(parts) == prompts["prompt_tokens"]
+    assert prompts["computed_again_tokens"] > 0
+    assert not any("gate_up_proj" in line for line in lines)
+    assert "rows" in document(capsys, "explain", *load, "--batch", "decode=8@100")
+
+
 def test_what_a_cache_finds_of_sessions_side_by_side_is_without_a_server(capsys: Capture, tmp_path: Path) -> None:
     path, said = tmp_path / "load.jsonl", "as if answers took no time"
     head = json.dumps({"schema_version": 2})
