@@ -54,11 +54,11 @@ def main() -> None:
             found[point.version].append(pair)
     print("| release | points | 0.4.6: TTFT | TPOT | 0.5.23: TTFT | TPOT | stands for it |")
     print("|---|---:|---:|---:|---:|---:|---|")
-    every = [(version, found[version]) for version in sorted(found, key=version_key)]
-    for version, pairs in [*every, ("all", [pair for _, pairs in every for pair in pairs])]:
+    rows = [(version, found[version]) for version in sorted(found, key=version_key)]
+    for name, pairs in [*rows, ("all", [pair for _, each in rows for pair in each])]:
         old, new = zip(*pairs, strict=True)
-        chosen = "" if version == "all" else nearest_preset("sglang", version)
-        print(f"| {version} | {len(pairs)} | {cells(old)} | {cells(new)} | {chosen} |")
+        chosen = "" if name == "all" else nearest_preset("sglang", name)
+        print(f"| {name} | {len(pairs)} | {cells(old)} | {cells(new)} | {chosen} |")
 
 
 if __name__ == "__main__":
