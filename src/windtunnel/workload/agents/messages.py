@@ -22,7 +22,7 @@ def has_messages(data: bytes) -> bool:
     return all(f'"{key}"'.encode() in data[:FIRST_BYTES] for key in MESSAGE)
 
 
-def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def read_messages(rows: list[dict[str, Any]], answers: str = "live") -> dict[str, Any]:
     """Arguments of Workload.from_columns from messages: each of the assistant is a request, whose prompt is the system
     prompt, the tools and all messages before it. Tokens are estimated, four characters each.
 
@@ -47,7 +47,8 @@ def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not columns["session"]:
         raise InputError("has no messages of the role assistant: they are the answers")
     notes = ["token counts are estimated: 4 characters a token"]
-    notes.append("without --answers recorded, as MLPerf replays them, later prompts hold what the server answers")
+    if answers == "live":
+        notes.append("without --answers recorded, as MLPerf replays them, later prompts hold what the server answers")
     if unanswered := sum(talk[-1]["role"] != "assistant" for talk in talks.values()):
         notes.append(f"{unanswered} conversations end with a message of the client, which is left out")
     return {**columns, "arrival": 0.0, "notes": notes}
