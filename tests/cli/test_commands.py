@@ -78,6 +78,23 @@ def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
     )
 
 
+def test_the_next_command_has_the_hardware_of_the_users_own(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mine.toml"
+    price = ""
+    for objective in (" --objective gpus", ""):
+        path.write_text(
+            "[mine]\nmemory_gib = 80\nmemory_bandwidth = 3000\nflops = { bfloat16 = 900 }\npower_w = 700\n"
+            'idle_power_w = 70\ngpus_per_node = 8\nlink = "nvlink"\nlink_bandwidth = 450\npcie_bandwidth = 64\n'
+            f'network_bandwidth = 50\nsource = "made up"\n{price}'
+        )
+        hardware = ["--device", "mine", "--devices-file", str(path), "--perf", "modelled"]
+        main([*QUICK, *hardware])
+        said = "".join(capsys.readouterr().out.split())
+        words = f"plan Qwen/Qwen3-8B --devices mine --devices-file {path}{objective} --perf modelled"
+        assert words.replace(" ", "") in said
+        price = 'price_per_hour = 1.0\nprice_source = "made up"\nprice_date = "2026-01-01"\n'
+
+
 def test_the_next_command_has_the_goal_of_this_one(capsys: Capture) -> None:
     goal = "--goodput ttft:5000 --attainment 0.95 --slo ttft_p99=300ms e2el_p50=20000ms"
     main([*QUICK, *goal.split()])

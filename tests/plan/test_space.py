@@ -209,6 +209,11 @@ def test_sizes_at_an_end_go_on_where_they_are_open() -> None:
     assert larger.axes["max_num_batched_tokens"] == (256, 1024)
     assert space.beyond({"max_num_seqs": 16, "max_num_batched_tokens": 1024}) is None
     assert ends({"max_num_seqs": (64,)}, {"max_num_seqs": 64}) == {}
+    left_open = {"max_num_seqs": (None, 16, 64)}
+    assert (ends(left_open, {"max_num_seqs": 64}), ends(left_open, {"max_num_seqs": None})) == (
+        {"max_num_seqs": 128},
+        {},
+    )
 
 
 def test_as_stored_is_a_word() -> None:

@@ -409,13 +409,26 @@ OF_ONE_RUN = ("num_prompts", "seed")
 """What a search chooses itself, of the words of a load."""
 
 
+def _own_hardware(scenario: "Scenario") -> Iterator[str]:
+    """The words of a device of the user's, and of kernel times other than the usual ones."""
+    server = scenario.server
+    if server.devices_file or server.perf.startswith("profile:"):
+        yield from ("--devices", server.device)
+    if server.devices_file:
+        yield from ("--devices-file", str(server.devices_file))
+        if not server.gpu().price_per_hour:
+            yield from ("--objective", "gpus")
+    if server.perf != "auto":
+        yield from ("--perf", server.perf)
+
+
 def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO | None") -> str:
     """The search that a run suggests: its model, load and goal."""
     load = manifest["workload"]
     told = scenario.load
     if not load["request_rate"] or told.max_concurrency or told.random_turns > 1 or told.ramp_up_strategy:
         return ""
-    words = ["windtunnel", "plan", str(scenario.server.model)]
+    words = ["windtunnel", "plan", str(scenario.server.model), *_own_hardware(scenario)]
     if told.trace is None and told.burstiness == 1:
         told = replace(told, request_rate=None)  # random requests come at any rate that is asked
     for field in fields(told):

@@ -333,7 +333,7 @@ def ends(axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> dict
     """Axes of sizes at whose smallest or largest value a point stands, and the value that would come next."""
     found = {}
     for axis, (least, most) in SIZES.items():
-        values, value = axes.get(axis, ()), settings.get(axis)
+        values, value = [one for one in axes.get(axis, ()) if one is not None], settings.get(axis)
         if value is None or len(values) < 2:
             continue
         following = value // 2 if value == min(values) else 2 * value if value == max(values) else 0

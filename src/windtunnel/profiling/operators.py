@@ -29,7 +29,8 @@ class Shard:
     tp: int
     device: str
     dtype: Any
-    _weights: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _weights: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    """Of one operator at a time, by size and kind."""
 
     def call(self, operator: str, a: int, b: int) -> Call:
         """The operator at (a, b), ready to run; see perf.estimators.Points."""
@@ -67,11 +68,11 @@ class Shard:
         return self.torch.ops.mkldnn._reorder_linear_weight(weight) if self.packs else weight
 
     def _of(self, n: int, k: int, dtype: str) -> Any:
-        if (n, k) not in self._weights:
+        if (n, k, dtype) not in self._weights:
             self._weights.clear()
             copies = range(cold_copies(Gemm(n, k, dtype, dtype in BITS_8)))
-            self._weights[n, k] = cycle([self._kept(self._random(n, k), dtype) for _ in copies])
-        return self._weights[n, k]
+            self._weights[n, k, dtype] = cycle([self._kept(self._random(n, k), dtype) for _ in copies])
+        return self._weights[n, k, dtype]
 
     def _fp8(self, x: Any, weight: Any) -> Any:
         """A product in 8 bits, with a scale that is looked for in the activations."""
@@ -114,7 +115,7 @@ class Shard:
         return compute
 
     def _of_experts(self, inner: int) -> Any:
-        place = (self.shape.num_experts, inner)
+        place = (self.shape.num_experts, inner, "experts")
         if place not in self._weights:
             self._weights.clear()
             wide = 2 * inner if self.shape.use_gated_mlp else inner
