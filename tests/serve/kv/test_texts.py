@@ -153,6 +153,23 @@ def test_which_texts_are_found_and_which_are_forgotten(monkeypatch: pytest.Monke
     asyncio.run(talk())
 
 
+def test_of_answers_that_begin_alike_the_longest_is_gone_on_from() -> None:
+    """Equal prompts get equal words, and so one answer may be the beginning of another that came before it."""
+
+    async def talk() -> list[tuple[int, list[int]]]:
+        texts, prompt = Texts(SIZE, b"secret"), "word " * 30
+        long = (await answered(texts, prompt, 64)).whole()
+        short = (await answered(texts, prompt, 20)).whole()
+        assert long.startswith(short)
+        found = [await texts.read(prompt + said, (), Pace()) for said in (long + "!", short + "!", long[:-9] + "!")]
+        return [(begun, names.names.tolist()) for names, begun in found]
+
+    (whole, of_long), (part, of_short), (cut, of_cut) = asyncio.run(talk())
+    assert whole > part == cut and len(of_long) == (38 + 64) // SIZE
+    assert len(of_short) == (38 + 20) // SIZE and of_short == of_cut and of_short[:2] == of_long[:2] != of_short[1:3]
+    assert of_short[2] != of_long[2]  # two answers, though their words are equal so far
+
+
 def test_blocks_of_an_answer_are_numbered_from_a_number_of_its_own() -> None:
     """Blocks of 4: a prompt of 6 tokens leaves 2 for the first block of its answer; 9 tokens are 15 in all."""
     names = asyncio.run(Names(4, b"secret").add([1, 2, 3, 4, 5, 6], Pace()))
