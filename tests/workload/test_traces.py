@@ -495,7 +495,7 @@ def test_aiperf_lines_are_turns_of_sessions(tmp_path: Path) -> None:
     assert workload.begins is not None
     assert [part.tolist() for part in workload.begins] == [[-1, 0, 0], [0, 512, 609]]
     path = write(tmp_path, "\n".join(json.dumps(common | {"session_id": name}) for name in "aab"), "no_times.jsonl")
-    found = load_trace(path, "mooncake")
+    found = load_trace(path)
     assert ((found.arrival == 0).sum(), sorted(found.prompt_tokens.tolist())) == (2, [600, 600, 1209])
     with pytest.raises(InputError, match="delay: counts from the line before"):
         load_trace(write(tmp_path, json.dumps(common | {"delay": 5}), "bad.jsonl"), "mooncake")

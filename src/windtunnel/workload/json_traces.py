@@ -244,29 +244,30 @@ def _turns(rows: list[dict[str, Any]], found: Columns) -> Columns:
         if any("delay" in row for row in rows):
             raise InputError("delay: counts from the line before of its session: give session_id, too")
         return {}
-    names = [row.get("session_id") for row in rows]
+    names = [None if row.get("session_id") is None else str(row["session_id"]) for row in rows]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     delays = column([{"delay": 0.0} | row for row in rows], "delay")
-    prompts, outputs, ids = np.array(found["prompt_tokens"]), found["output_tokens"], found["hash_ids"]
-    before, latest = [-1] * len(rows), dict[Any, int]()
+    prompts, outputs, ids = found["prompt_tokens"].tolist(), found["output_tokens"].tolist(), found["hash_ids"]
+    before, latest = [-1] * len(rows), dict[str, int]()
     for row, name in enumerate(names):
         if name is not None:
             before[row] = latest.get(name, -1)
             latest[name] = row
         if before[row] >= 0:
             prompts[row] += prompts[before[row]] + outputs[before[row]]
-    begins: Any = [(row, int(prompts[row] + outputs[row])) if row >= 0 else None for row in before]
+    lengths = integers("prompt_tokens", prompts, len(rows))
+    begins: Any = [(row, prompts[row] + outputs[row]) if row >= 0 else None for row in before]
     if ids is not None:
         own = [blocks if row < 0 else [] for row, blocks in zip(before, ids, strict=True)]
         offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in own])]).astype(np.int64)
         flat = np.array([each for blocks in own for each in blocks], dtype=np.int64)
-        others, tokens = of_hashes((offsets, flat), found["hash_block_size"], prompts)
+        others, tokens = of_hashes((offsets, flat), found["hash_block_size"], lengths)
         shared = zip(others.tolist(), tokens.tolist(), strict=True)
         begins = [pair if pair[0] >= 0 else turn for pair, turn in zip(shared, begins, strict=True)]
     return {
         "session": [-1 if name is None else numbers[name] for name in names],
         "think_time": floats("delay", delays, len(rows)) / 1e3,
-        "prompt_tokens": prompts,
+        "prompt_tokens": lengths,
         "hash_ids": None,
         "hash_block_size": 0,
         "begins": begins if any(begins) else None,
@@ -276,8 +277,11 @@ def _turns(rows: list[dict[str, Any]], found: Columns) -> Columns:
 def timed_kind(rows: list[dict[str, Any]]) -> str:
     """Tell Mooncake from timed_trace, whose keys are the same, by the size of a block.
 
-    The one of 512 and 16 tokens for which every prompt has exactly as many hash ids as it has blocks.
+    The one of 512 and 16 tokens for which every prompt has exactly as many hash ids as it has blocks. Sessions are
+    AIPerf's, in Mooncake's units.
     """
+    if any("session_id" in row for row in rows):
+        return "mooncake"
     ids = block_lists(rows)
     if ids is not None:
         prompt = np.array(column(rows, "input_length"))

@@ -153,6 +153,8 @@ def test_what_each_turn_says_whole_begins_with_nothing(tmp_path: Path) -> None:
             "in a circle: r → a → b → a",
         ),
         ([talk("a", turn(1, 1)), talk("a", turn(1, 1))], "session_id='a': stands twice"),
+        ([{"session_id": "a", "turns": [5]}], "holds no conversations as AIPerf writes them"),
+        ([{"session_id": "a", "turns": [{"role": "system", "text": "s"}, 5]}], "holds no conversations as AIPerf"),
         ([talk("a", {"text": "hello"})], "a, turn 0: max_tokens=None: must be the answer's tokens"),
         ([talk("a", turn(1, 1), turn(1, 1, timestamp=5))], "turn 1: only first turns have a timestamp: give delay"),
         ([talk("a", turn(1, 1, delay=-1))], "delay=-1: must be milliseconds ≥ 0"),

@@ -37,11 +37,18 @@ def read_aiperf(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises InputError for unknown keys and conversations, circles, and turns without ``max_tokens``.
     """
     known: dict[str, Mapping[str, Any]] = {}
-    for number, row in enumerate(rows, start=1):
-        _check(row, number)
-        if str(row["session_id"]) in known:
-            raise InputError(f"row {number}: session_id={row['session_id']!r}: stands twice")
-        known[str(row["session_id"])] = _with_system(row)
+    try:
+        for number, row in enumerate(rows, start=1):
+            _check(row, number)
+            if str(row["session_id"]) in known:
+                raise InputError(f"row {number}: session_id={row['session_id']!r}: stands twice")
+            known[str(row["session_id"])] = _with_system(row)
+        return _played(known)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"holds no conversations as AIPerf writes them ({type(error).__name__}: {error})") from None
+
+
+def _played(known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     started = {child for row in known.values() for child in _children(row)}
     for child in started:
         if child not in known:
