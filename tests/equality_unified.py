@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "delay_factor": (0.0, 0.0, 0.5, 3.0),
     "prefill_batch": (0, 0, 2),
     "prefill_batch_share": (0.0, 0.0, 0.4),
+    "prefill_batch_max": (0, 0, 3),
     "balance_timeout": (0, 1, 3, 20),
     "pipeline_parallel_size": (1,),
     "queue_look_time": (0.0, 0.0, 0.5),

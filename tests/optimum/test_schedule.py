@@ -52,10 +52,10 @@ def test_an_evicted_request_computes_everything_again() -> None:
 @pytest.mark.parametrize(
     ("batches", "says"),
     [
-        ((GOOD[0], GOOD[1], Batch(253.0, {0: 1})), "starts at 253 s, before"),
-        ((Batch(0.0, {1: 3}),), "before it arrives at 200 s"),
+        ((GOOD[0], GOOD[1], Batch(253.0, {0: 1})), "^schedule: batch 2 starts at 253 s, before"),
+        ((Batch(0.0, {1: 3}),), "^schedule: batch 0 .* before it arrives at 200 s"),
         ((Batch(0.0, {0: 5}),), "computes 5 tokens of request 0: must be from 1 to 4"),
-        ((Batch(0.0, {0: 4}), Batch(999.0, {0: 2})), "must be from 1 to 1"),
+        ((Batch(0.0, {0: 4}), Batch(999.0, {0: 2})), "^schedule: batch 1 .* must be from 1 to 1"),
         ((Batch(0.0, {}),), "computes nothing"),
         ((Batch(0.0, {2: 1}),), "there are 2"),
         ((Batch(0.0, {0: 4}, (1,)),), "evicts request 1, which holds no memory"),

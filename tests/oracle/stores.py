@@ -182,6 +182,8 @@ class Tiered(Scheduler):
         """Whether there is memory for all that a request knows, beside what others still need."""
         margin = self.policy.watermark_blocks(self.limits) if self.running else 0
         needed = self._blocks(request.num_tokens) - len(hits) + self.blocks.idle(hits)
+        part_way = (one for one in self.running if one.is_part_way)
+        margin += sum(self._blocks(one.num_tokens) - one.num_blocks for one in part_way)
         return needed + self._reserved() + margin <= self.blocks.free
 
     def _reserved(self) -> int:

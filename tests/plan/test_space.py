@@ -6,11 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from plan.planning import question, small_space
 from windtunnel.deployment import Deployment, Engine
 from windtunnel.errors import InputError
-from windtunnel.plan.space import AXES, Candidate, Constraints, Space, ends, load_space, load_spaces, typed_values
+from windtunnel.plan.advice import advise
+from windtunnel.plan.objective import RatePerDollar
+from windtunnel.plan.search import search
+from windtunnel.plan.space import (
+    AXES,
+    Candidate,
+    Constraints,
+    Space,
+    ends,
+    load_space,
+    load_spaces,
+    said,
+    typed_values,
+)
 from windtunnel.plan.trial import candidate_key, deployment_key
 
 OWN = """
@@ -87,6 +101,29 @@ def test_a_price_can_be_needed() -> None:
     space = small_space(device=("h100", "h20"))
     assert len(space.enumerate().candidates) == 2 * len(space.enumerate(with_price=True).candidates)
     assert any("the price of h20 is not known" in reason for reason in space.enumerate(with_price=True).pruned)
+
+
+def test_a_device_without_a_price_is_not_left_out_in_silence() -> None:
+    answer = search(small_space(device=("h100", "h20")).enumerate(with_price=True), question(), RatePerDollar(), top=1)
+    advice = advise(answer)
+    assert advice is not None
+    assert advice.notes[0].startswith("the price of h20 is not known: give it in a --devices-file, or count GPUs")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("max_num_seqs", (64, None)),
+        ("scheduler", ("sarathi", None)),
+        ("async_scheduling", (True, False, None)),
+        ("cudagraph_capture_sizes", ((1, 2), None)),
+        ("gpu_memory_utilization", (0.9,)),
+        ("quantization", ("fp8", None)),
+    ],
+)
+def test_every_word_that_a_table_prints_is_one_of_a_file(axis: str, values: tuple[Any, ...]) -> None:
+    document = yaml.safe_load(f"{axis}: [{', '.join(map(said, values))}]")
+    assert typed_values(axis, document[axis]) == values
 
 
 @pytest.mark.parametrize(
@@ -172,6 +209,11 @@ def test_sizes_at_an_end_go_on_where_they_are_open() -> None:
     assert larger.axes["max_num_batched_tokens"] == (256, 1024)
     assert space.beyond({"max_num_seqs": 16, "max_num_batched_tokens": 1024}) is None
     assert ends({"max_num_seqs": (64,)}, {"max_num_seqs": 64}) == {}
+    left_open = {"max_num_seqs": (None, 16, 64)}
+    assert (ends(left_open, {"max_num_seqs": 64}), ends(left_open, {"max_num_seqs": None})) == (
+        {"max_num_seqs": 128},
+        {},
+    )
 
 
 def test_as_stored_is_a_word() -> None:

@@ -100,6 +100,7 @@ def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
         (Policy(max_num_batched_tokens=1024), "max_num_batched_tokens=1024: must be ≤ the deployment's 512"),
         (Policy(max_num_batched_tokens=32), "max_num_seqs=64: must be ≤ max_num_batched_tokens=32"),
         (Policy(prefill_batch=65), "prefill_batch=65: must be ≤ max_num_seqs=64"),
+        (Policy(prefill_batch=3, prefill_batch_max=2), "prefill_batch_max=2: must be ≥ the 3 that"),
         (Policy(max_num_prefill_tokens=256), "must be ≥ max_model_len=512 without chunked prefill"),
     ],
 )

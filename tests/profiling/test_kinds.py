@@ -43,6 +43,7 @@ EIGHT_BITS = {
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "experts": MIXTURE,
+    "experts as wide as the model": MIXTURE | {"moe_intermediate_size": 64},
     "latent": LATENT,
     **{name: json.loads(CONFIG) | {"quantization_config": how} for name, how in EIGHT_BITS.items()},
 }
@@ -109,5 +110,14 @@ def test_measured_on_this_machine_and_used(
     capsys.readouterr()
     assert main([*run, "--max-num-seqs", "4", "--max-model-len", "64"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert ("profiled as experts" in said) == (kind in ("experts", "latent"))
+    assert ("profiled as experts" in said) == (kind.startswith("experts") or kind == "latent")
     assert ("latent_attention" in said) == (kind == "latent")
+    assert main(["estimate", "mine", "--output", "trained"]) == 0
+    load = ["--isl", "16", "--osl", "8", "--num-prompts", "20", "--request-rate", "5", "--json"]
+    for folder in ("mine", "trained"):
+        words = ["run", "config.json", *run[3:7], "--perf", f"profile:{folder}", *run[-2:], *load]
+        capsys.readouterr()
+        assert main([*words, "--max-num-seqs", "4", "--max-model-len", "64"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["requests"]["finished"] == 20
+        assert found["time_share"]["interpolated"] > 0.9

@@ -26,7 +26,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from benchmarks.real_engine.__main__ import MODEL
+from benchmarks.real_engine.__main__ import DENSE
 from windtunnel.deployment import HANDOVERS, Deployment, Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
@@ -265,7 +265,7 @@ def small_model(folder: Path) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
     folder.mkdir()
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = MODEL | shape | {"num_key_value_heads": 2, "vocab_size": len(WORDS), "max_position_embeddings": 512}
+    config = DENSE | shape | {"num_key_value_heads": 2, "vocab_size": len(WORDS), "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
     words = tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
     tokenizer = tokenizers.Tokenizer(words)

@@ -127,7 +127,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
     }
     if chunked:
         config["chunking_policy"] = draw(st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]))
-        config["chunk_unit_size"] = draw(st.sampled_from([None, block if reuse else 16]))  # less may leave no token
+        config["chunk_unit_size"] = draw(st.sampled_from([None, 2 * block, block if reuse else 16]))
     if draw(st.booleans()):
         config["batch_wait_timeout_iters"] = draw(st.sampled_from([0, 3, 10]))
         config["batch_wait_max_tokens_ratio"] = draw(st.sampled_from([0.0, 0.3, 0.9]))
@@ -199,6 +199,10 @@ def one(**config: Any) -> Recording:
         ),
         ({"max_num_tokens": 64}, "a prompt of 100 tokens"),
         ({"max_batch": 4}, "unknown setting of a recording"),
+        (
+            {"enable_block_reuse": True, "enable_chunked_prefill": True, "chunk_unit_size": 16},
+            "chunk_unit_size=16: must be ≥ block_size=32 with block reuse",
+        ),
     ],
 )
 def test_bad_input_is_refused(config: dict[str, Any], error: str) -> None:

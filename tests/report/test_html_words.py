@@ -56,11 +56,11 @@ def test_key_numbers_by_hand() -> None:
 
 
 def test_what_was_found_is_told_by_kind() -> None:
-    run = told(handmade.two_requests(), reuse={"history": 30, "answers": 6, "others": 4})
-    kinds = "75.0 % the session&#x27;s earlier prompts, 15.0 % its answers, 10.0 % other prompts"
+    run = told(handmade.two_requests(), reuse={"history": 30, "answers": 6, "system": 3, "others": 1})
+    kinds = "75.0 % the session&#x27;s earlier prompts, 15.0 % its answers, 7.50 % system prompts, 2.50 % other prompts"
     assert cards(page(run))["Computed per prompt"][1] == f"0 % of tokens cached ({kinds})"
     again = told(run, computed_again=36, why_again={"evicted": 24, "elsewhere": 12, "early": 0})
-    known = "36 tokens known before and computed again: 50.0 % evicted, 25.0 % on another replica"
+    known = "36 tokens known before and computed again: 50.0 % evicted before reuse, 25.0 % on another replica"
     assert cards(page(again))["Computed per prompt"][1] == f"0 % of tokens cached ({kinds}); {known}"
 
 

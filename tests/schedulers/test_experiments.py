@@ -35,13 +35,17 @@ def test_mindspores_two_runs_imply_the_overhead() -> None:
 
 
 def test_mindspores_phases_come_back_and_the_five_runs_are_in_order() -> None:
-    """Few slots, 128 slots, two prompts in a call; the phases are the report's to the millisecond."""
+    """Few slots, 128 slots, two prompts in a call, two to five; the phases are the report's to the millisecond, and
+    nothing is fitted to the 436.9 s."""
     whole = mindspore.PREFILL_SECONDS + mindspore.DECODE_SECONDS + mindspore.OTHER_SECONDS
     assert mindspore.phases(whole, 1) == pytest.approx((575_318, 168_259, 15_592), abs=1)
     runs = [
         mindspore.by_parts(whole, places, batch).seconds
         for places, batch in ((1, 1), (7, 1), (24, 1), (128, 1), (128, 2))
     ]
+    tuned = mindspore.by_parts(whole, 128, 2, mindspore.CODE_MOST).seconds
+    assert tuned == pytest.approx(mindspore.TUNED_SECONDS, rel=0.05)
+    assert tuned < runs[-1]
     assert runs == sorted(runs, reverse=True)
     assert mindspore.shapes(whole, 2) == 2
 
@@ -135,8 +139,7 @@ def test_the_other_claims_of_the_page_hold(facts: Mapping[str, Mapping[str, Any]
     found = facts["mindspore"]
     assert found["two_gain"] < -0.2 < found["low_gain"] < 0 < found["none_gain"]
     assert found["best_of_24"] < found["best"]
-    assert abs(found["by_650_off"]) < 0.05
-    assert found["by_600"] < mindspore.TUNED_SECONDS < found["by_700"]
+    assert found["tuned_short"] < mindspore.TUNED_SECONDS < found["tuned_long"]
     assert mindspore.occupancy(128, 20) < 20 / 128 < mindspore.occupancy(24, 20)
     found = facts["triggers"]
     assert found["tpot_at_16"] < 0

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import time
+from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from serve.endpoint import app, ask, client, deployment, live
-from windtunnel.serve.tokens import BytesRule
+from windtunnel.serve.tokens import BytesRule, FileTokenizer
 from windtunnel.version import __version__
 
 CHAT = {"messages": [{"role": "user", "content": "Say something"}], "max_tokens": 5}
@@ -358,3 +361,187 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read_as_tokens() -> None
     asked = ("POST", "/v1/completions", {"prompt": "a" * 200_000, "max_tokens": 2})
     (answer,) = ask(app(tokenizer=NeverAsked()), asked)
     assert answer.status_code == 400 and "max_model_len" in answer.text
+
+
+def names(answers: Sequence[httpx.Response]) -> list[str]:
+    return [answer.json()["id"] for answer in answers]
+
+
+def test_answers_are_numbered_and_dated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1234.9)
+    body = {"prompt": "a", "max_tokens": 1}
+    *answers, models = ask(
+        app(), ("POST", "/v1/completions", body), ("POST", "/v1/chat/completions", CHAT),
+        ("POST", "/v1/completions", body), ("GET", "/v1/models", None),
+    )  # fmt: skip
+    assert names(answers) == ["cmpl-00000000", "chatcmpl-00000001", "cmpl-00000002"]
+    assert [answer.json()["created"] for answer in answers] == [1234] * 3
+    card = {"id": "small", "object": "model", "created": 1234, "owned_by": "windtunnel", "root": "small"}
+    assert models.json() == {"object": "list", "data": [card | {"max_model_len": LONGEST}]}
+
+
+LONGEST = 40_960
+"""Of the model, Qwen3-0.6B."""
+
+
+def test_a_request_may_ask_for_as_many_answers_as_have_room() -> None:
+    served = app(max_in_flight=4)
+    asked: list[Any] = [{"prompt": ["a", "b"], "n": 2}, {"prompt": "a", "n": 5}, {"prompt": ["a", "b", "c"], "n": 2}]
+    whole, five, six = ask(served, *(("POST", "/v1/completions", body | {"max_tokens": 1}) for body in asked))
+    assert whole.status_code == 200 and len(whole.json()["choices"]) == 4
+    for answer, count in ((five, 5), (six, 6)):
+        assert answer.status_code == 400 and "retry-after" not in answer.headers
+        assert answer.json()["error"]["message"] == f"{count} answers in one request: must be at most 4"
+
+
+@pytest.mark.parametrize(("second", "status"), [(1, 200), (2, 200), (3, 429)])
+def test_a_request_comes_in_where_there_is_room_for_all_of_it(second: int, status: int) -> None:
+    async def running(found: httpx.AsyncClient, count: int) -> None:
+        while f'vllm:num_requests_running{{engine="0",model_name="small"}} {count}.0' not in (await metrics(found)):
+            await asyncio.sleep(0)
+
+    async def metrics(found: httpx.AsyncClient) -> str:
+        return str((await found.get("/metrics")).text)
+
+    async def talk() -> tuple[int, float]:
+        async with client(app(max_in_flight=3)) as found:
+            first = asyncio.create_task(found.post("/v1/completions", json={"prompt": "a", "max_tokens": 30_000}))
+            await running(found, 1)
+            assert (await found.get("/load")).json() == {"server_load": 1}
+            body = {"prompt": "b", "max_tokens": 1, "n": second}
+            answer = await found.post("/v1/completions", json=body)
+            if status == 429:
+                error = {"message": "3 requests are in flight: try again", "type": "RateLimitError", "param": None}
+                assert answer.json()["error"] == error | {"code": 429}
+            text = await metrics(found)
+            first.cancel()
+            codes = [(await found.post("/v1/completions", json=body | {"n": 3})).status_code for _ in range(100)]
+            assert codes[-1] == 200  # all of the room is free again, soon
+            return answer.status_code, float(text.partition("\nwindtunnel:requests_turned_away_total ")[2].split()[0])
+
+    assert asyncio.run(talk()) == (status, float(status == 429))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "settings", "count"),
+    [
+        *((30, {}, {}, 256), (LONGEST - 256, {}, {}, 256), (LONGEST - 255, {}, {}, 255), (LONGEST - 1, {}, {}, 1)),
+        *((LONGEST, {}, {}, None), (LONGEST - 3, {"max_tokens": 3}, {}, 3), (LONGEST - 3, {"max_tokens": 4}, {}, None)),
+        (LONGEST - 300, {"ignore_eos": True}, {"answer_tokens": 5}, 300),
+    ],
+)
+def test_how_long_an_answer_may_be(tokens: int, more: Any, settings: Any, count: int | None) -> None:
+    """A chat has no limit but 256 tokens, or what the model has room for where lengths are drawn."""
+    text = "x" * (4 * tokens - len("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"))
+    body = {"messages": [{"role": "user", "content": text}]} | more
+    (answer,) = ask(app(**settings), ("POST", "/v1/chat/completions", body))
+    if count is None:
+        assert answer.status_code == 400 and "max_model_len" in answer.json()["error"]["message"]
+    else:
+        usage = answer.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (tokens, count)
+
+
+def test_lengths_depend_on_seed_prompt_and_choice() -> None:
+    """Prompts of one length, one that differs at its end, another seed of the request or of the server."""
+
+    def lengths(settings: Any, *bodies: Any) -> list[int]:
+        calls = [("POST", "/v1/completions", {"max_tokens": 5000, "n": 4} | body) for body in bodies]
+        documents = [answer.json() for answer in ask(app(answer_tokens=500, **settings), *calls)]
+        assert all(choice["finish_reason"] == "stop" for one in documents for choice in one["choices"])
+        return [len(choice["text"].split()) for one in documents for choice in one["choices"]]
+
+    long = "word " * 60
+    first = lengths(
+        {},
+        {"prompt": "ab"},
+        {"prompt": "ac"},
+        {"prompt": "ab", "seed": 1},
+        {"prompt": long + "a"},
+        {"prompt": long + "b"},
+    )
+    assert len(set(first)) > 16 and first == lengths(
+        {},
+        {"prompt": "ab"},
+        {"prompt": "ac"},
+        {"prompt": "ab", "seed": 1},
+        {"prompt": long + "a"},
+        {"prompt": long + "b"},
+    )
+    assert lengths({"seed": 1}, {"prompt": "ab"}) == lengths({}, {"prompt": "ab", "seed": 1}) == first[8:12]
+
+
+def test_tokens_and_back(tmp_path: Path) -> None:
+    text = "12345678" + "é" * 3000
+    data = text.encode()
+    wanted = [int.from_bytes(data[at : at + 4]) for at in range(0, len(data), 4)]
+    chat, longest, longer, several, numbers, plain = ask(
+        app(),
+        ("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+        ("POST", "/tokenize", {"prompt": "x" * 4 * LONGEST}),
+        ("POST", "/tokenize", {"prompt": "x" * (4 * LONGEST + 1)}),
+        ("POST", "/tokenize", {"prompt": ["a", "b"]}),
+        ("POST", "/tokenize", {"prompt": [1, 2]}),
+        ("POST", "/tokenize", {"prompt": text}),
+    )
+    assert plain.json() == {"count": len(wanted), "max_model_len": LONGEST, "tokens": wanted} and len(wanted) == 1502
+    assert chat.json()["count"] == -(-len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n") // 4)
+    assert longest.json()["count"] == LONGEST and longer.status_code == 400
+    assert longer.json()["error"]["message"] == f"prompt: {LONGEST + 1} tokens or more: must be at most max_model_len"
+    assert [answer.json()["error"]["message"] for answer in (several, numbers)] == ["prompt: must be one text"] * 2
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, "a")).save(str(tmp_path / "tokenizer.json"))
+    bodies: list[Any] = [[1, 0], [0] * LONGEST, [0] * (LONGEST + 1), [-1], "a", None]
+    found = ask(
+        app(tokenizer=FileTokenizer(tmp_path)), *(("POST", "/detokenize", {"tokens": one}) for one in bodies),
+        ("POST", "/detokenize", {"tokens": [1], "model": "other"}),
+    )  # fmt: skip
+    assert [answer.status_code for answer in found] == [200, 200, 400, 400, 400, 400, 404]
+    assert found[0].json() == {"prompt": "b a"} and "max_model_len" in found[2].text
+
+
+def test_who_has_which_key() -> None:
+    settings: Any = {"api_keys": ("one", "two")}
+    call = ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    for key, status in (("one", 200), ("two", 200), ("on", 401), ("", 401)):
+        found = ask(app(**settings), call, ("GET", "/v1/models", None), headers={"authorization": f"Bearer {key}"})
+        assert [answer.status_code for answer in found] == [status] * 2
+    denied, models, tokens, refused = ask(
+        app(**settings), call, ("GET", "/v1/models", None), ("POST", "/tokenize", {"prompt": "a"}),
+        ("POST", "/v1/embeddings", {}),
+    )  # fmt: skip
+    assert (denied.status_code, models.status_code, tokens.status_code, refused.status_code) == (401, 401, 200, 401)
+    assert denied.json() == {"error": "Unauthorized"} and denied.headers["www-authenticate"] == "Bearer"
+
+
+def test_errors_in_openais_shape() -> None:
+    nothing, method, embeddings, yes = ask(
+        app(),
+        ("GET", "/nothing", None),
+        ("GET", "/v1/completions", None),
+        ("POST", "/v1/responses", {}),
+        ("OPTIONS", "/x", None),
+    )
+    assert nothing.json() == {"error": {"message": "Not Found", "type": "HTTPException", "param": None, "code": 404}}
+    assert method.status_code == 405 and method.headers["allow"] == "POST"
+    assert embeddings.json()["error"] == {
+        "message": "/v1/responses: not simulated: only completions and chat completions are",
+        "type": "BadRequestError", "param": None, "code": 400,
+    }  # fmt: skip
+    assert {name: yes.headers[f"access-control-{name}"] for name in ("allow-methods", "allow-headers", "max-age")} == {
+        "allow-methods": "*", "allow-headers": "*", "max-age": "600",
+    }  # fmt: skip
+
+
+def test_a_stream_counts_as_it_goes() -> None:
+    body = {"prompt": "word" * 40, "max_tokens": 4, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    _, streamed = ask(app(), *[("POST", "/v1/completions", body)] * 2)
+    found = events(streamed.text)
+    assert found[-1]["choices"][0]["finish_reason"] == "length"
+    assert [one["usage"]["completion_tokens"] for one in found] == [1, 2, 3, 4]
+    assert {
+        (one["usage"]["prompt_tokens"], one["usage"]["total_tokens"] - one["usage"]["completion_tokens"])
+        for one in found
+    } == {(40, 40)}
+    assert {one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in found} == {32}
+    assert streamed.headers["cache-control"] == "no-cache" and "content-length" not in streamed.headers

@@ -1,16 +1,19 @@
 """What /metrics counts, against what the answers themselves say, and vLLM's buckets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.endpoint import app, ask, deployment, live
+from serve.endpoint import app, ask, deployment, live, tables
+from windtunnel.deployment import Deployment
 from windtunnel.serve.clock import VirtualClock
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.meters import Buckets, Meters
+from windtunnel.simulate.live import live as ready
 
 TTFT = [
     0.001,
@@ -186,6 +189,29 @@ def test_what_is_of_no_engine_and_of_its_cache() -> None:
     for which in ("0", "1"):
         ((facts, one),) = found["cache_config_info", which]
         assert one == 1 and facts["block_size"] == "16" and facts["enable_prefix_caching"] == "True"
+
+
+@IN_PLAIN_PYTHON
+def test_separate_pools_count_where_tokens_were_computed() -> None:
+    """Prefill gives the first token of each answer, and decode all others, in whose steps they are counted."""
+    pool = deployment().pools[0]
+    pools = tuple(replace(pool, name=role, role=role) for role in ("prefill", "decode"))
+    served = ready(Deployment(pools), tables=tables(Deployment(pools)))
+    bodies = [{"prompt": f"{k} " * 400, "max_tokens": 5} for k in range(3)]
+    *_, text = ask(app(served), *(("POST", "/v1/completions", body) for body in bodies), ("GET", "/metrics", None))
+    found = samples(text.text)
+
+    def values(name: str) -> list[float]:
+        return [found[name, engine][0][1] for engine in ("0", "1")]
+
+    assert values("iteration_tokens_total_count") == [3, 12] and values("iteration_tokens_total_sum") == [603, 12]
+    assert values("inter_token_latency_seconds_count") == [0, 12] and values("generation_tokens_total") == [0, 15]
+    assert values("prompt_tokens_total") == [0, 600] and values("time_to_first_token_seconds_count") == [0, 3]
+
+
+@WITH_THE_COMPILER
+def test_separate_pools_in_plain_python() -> None:
+    in_plain_python(1, __file__, some="separate_pools_count")
 
 
 def test_gaps_are_counted_together_before_they_are_many() -> None:

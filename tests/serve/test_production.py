@@ -61,7 +61,8 @@ def test_the_way_from_production_to_a_plan(tmp_path: Path, capsys: pytest.Captur
 
     assert main(["calibrate", str(folder), *PERF, "--output", str(file)]) == 0
     assert "after; written to" in capsys.readouterr().out
-    assert yaml.safe_load(file.read_text(encoding="utf-8"))["host"]["serial"] == pytest.approx(TRUE, rel=0.15)
+    serial = yaml.safe_load(file.read_text(encoding="utf-8"))["host"]["serial"]
+    assert serial == pytest.approx(TRUE, rel=0.15)
     after = error(folder, capsys, "--calibration", str(file))
     assert abs(after["tpot"]) < 0.1 and abs(after["e2el"]) < 0.1
 
@@ -69,6 +70,6 @@ def test_the_way_from_production_to_a_plan(tmp_path: Path, capsys: pytest.Captur
     goals = ("--goodput", "ttft:8000", "tpot:240", "--attainment", "0.95")
     assert main(["plan", *server, *goals, "--devices", "h100", "--max-num-batched-tokens", "2048", "--json"]) == 0
     (best, *_) = json.loads(capsys.readouterr().out)["ranking"]
-    assert best["attainment"] >= 0.95 and best["latencies"]["tpot"]["mean"] > TRUE
+    assert best["attainment"] >= 0.95 and best["latencies"]["tpot"]["mean"] > serial
     assert main(["watch", str(folder), "--model", *server, *goals, "--window", "60"]) == 0
     assert "no drift" in capsys.readouterr().out

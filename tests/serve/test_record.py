@@ -1,18 +1,23 @@
 """What was served is a load that a run replays, with the same latencies."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from serve.endpoint import app, client, deployment, live, tables
+from windtunnel.errors import InputError
+from windtunnel.serve import record
 from windtunnel.serve.clock import RealClock
 from windtunnel.serve.engine import Stream
 from windtunnel.serve.record import Recent, Recorder
+from windtunnel.simulate.live import Arrival
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import load_trace, save
 
@@ -254,3 +259,151 @@ def test_a_client_that_leaves_is_recorded_with_what_was_computed(tmp_path: Path)
     asyncio.run(leave())
     load = load_trace(path)
     assert len(load) == 2 and (load.output_tokens < 20_000).all() and (load.max_tokens == 30_000).all()
+
+
+class Ended:
+    """A recorder of blocks of 4 tokens, whose requests end when they are told to."""
+
+    def __init__(self, folder: Path) -> None:
+        size = SimpleNamespace(hash_block_size=4)
+        self.engine = cast(Any, SimpleNamespace(deployment=size, observers=[], oldest=float("inf")))
+        self.path = folder / "load.jsonl"
+        self.recorder = Recorder(self.path, self.engine)
+
+    def add(
+        self,
+        times: tuple[float, float],
+        tokens: tuple[int, int],
+        names: tuple[int, ...] = (),
+        session: str = "",
+        **more: Any,
+    ) -> None:
+        """One that arrived and ended at these times, with so many tokens of prompt and answer."""
+        prompt, output = tokens
+        asked = Arrival(prompt, output, output + 1, more.pop("priority", 0), names, session)
+        stream = Stream(asked, times[0], 0, lambda: None, tokens=more.pop("given", output), last_token=times[1], **more)
+        (end,) = self.engine.observers
+        end(stream)
+
+    def rows(self) -> list[dict[str, Any]]:
+        self.recorder.close()
+        head, *rows = map(json.loads, self.path.read_text().splitlines())
+        assert head == {"schema_version": 2, "name": "load"}
+        return rows
+
+
+def plain(arrival: float, prompt: int, output: int, session: int, **more: Any) -> dict[str, Any]:
+    found = {
+        "arrival": arrival,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "max_tokens": output + 1,
+        "priority": 0,
+    }
+    return found | {"session": session} | more
+
+
+def test_rows_are_in_the_order_of_arrivals(tmp_path: Path) -> None:
+    load = Ended(tmp_path)
+    load.add((2.0, 3.0), (10, 2), priority=5)
+    load.add((1.0, 9.0), (11, 3))
+    load.add((0.5, 1.0), (12, 4), withdrawn=True)
+    load.add((0.5, 1.0), (12, 4), given=0)  # it was ignored
+    load.add((0.25, 1.0), (13, 5), given=0, failed="the replica has failed")
+    load.engine.oldest = 2.0
+    assert [load.recorder._writes_one(2.0) for _ in range(3)] == [True, True, False]  # one that came then may be next
+    assert load.rows() == [
+        plain(0.25, 13, 5, 0), plain(1.0, 11, 3, 1), plain(2.0, 10, 2, 2) | {"priority": 5},
+    ]  # fmt: skip
+
+
+def test_a_prompt_begins_with_another_one(tmp_path: Path) -> None:
+    """Blocks of 4: prompts of 9 and 10 tokens share two full blocks; of one with 8 the second ends with the prompt; one
+    of 7 has one full block. Whoever was first is named."""
+    load = Ended(tmp_path)
+    load.add((0.0, 9.0), (9, 2), (1, 2))
+    load.add((1.0, 9.0), (10, 2), (1, 2, 3))
+    load.add((2.0, 9.0), (8, 2), (1, 2))
+    load.add((3.0, 9.0), (7, 2), (1, 2))
+    load.add((4.0, 9.0), (8, 1), (1, 5))
+    load.add((5.0, 9.0), (8, 1), (6, 7))
+    load.add((6.0, 9.0), (3, 1), ())
+    begins = [row.get("begins") for row in load.rows()]
+    assert begins == [None, [0, 8], [0, 8], [0, 4], [0, 4], None, None]
+
+
+def test_a_prompt_goes_on_from_an_answer_after_a_while(tmp_path: Path) -> None:
+    """8 tokens of prompt and 8 of answer: blocks 1, 2 and 3, 4. Who asks for the third goes on from the answer; at 2.5
+    s it came before its end, and so by the clock."""
+    load = Ended(tmp_path)
+    load.add((1.0, 3.0), (8, 8), (1, 2, 3, 4))
+    load.add((2.5, 4.0), (16, 4), (1, 2, 3, 4, 5))
+    load.add((3.0, 6.0), (12, 1), (1, 2, 3))
+    load.add((7.5, 9.0), (17, 4), (1, 2, 3, 4, 9))
+    first, early, at_once, later = load.rows()
+    assert first == plain(1.0, 8, 8, 0) and early == plain(2.5, 16, 4, 1, begins=[0, 8])
+    more = {"max_tokens": 2, "priority": 0, "begins": [0, 12], "after": [0], "think_time": 0.0, "session": 0}
+    assert at_once == {"prompt_tokens": 12, "output_tokens": 1} | more
+    assert later == {"prompt_tokens": 17, "output_tokens": 4} | more | {
+        **{
+            "max_tokens": 5,
+            "begins": [0, 16],
+            "after": [0, 2],
+            "think_time": 1.5,
+        }  # a join of both that nobody continued
+    }
+
+
+def test_only_what_ended_since_is_joined(tmp_path: Path) -> None:
+    """1 and 2 go on from 0; 3 goes on from 1, after the end of 2; 4 from 2, which 3 has waited for already."""
+    load = Ended(tmp_path)
+    load.add((0.0, 1.0), (4, 4), (1, 2))
+    load.add((2.0, 4.0), (8, 4), (1, 2, 3))
+    load.add((2.5, 5.0), (9, 3), (1, 2, 6))
+    load.add((6.0, 7.0), (12, 4), (1, 2, 3, 4))
+    load.add((9.0, 9.5), (12, 4), (1, 2, 6, 7))
+    rows = load.rows()
+    assert [row.get("after") for row in rows] == [None, [0], [0], [1, 2], [2, 3]]
+    assert [row.get("think_time") for row in rows] == [None, 1.0, 1.5, 1.0, 2.0]
+    assert [row["session"] for row in rows] == [0] * 5
+
+
+def test_whose_request_it_is(tmp_path: Path) -> None:
+    """A name is a session from its first row on; text of another session is shared, but not waited for."""
+    load = Ended(tmp_path)
+    load.add((0.0, 1.0), (8, 8), (1, 2, 3, 4), "me")
+    load.add((2.0, 3.0), (12, 4), (1, 2, 3, 8), "you")
+    load.add((4.0, 5.0), (12, 4), (1, 2, 3, 9), "me")
+    load.add((6.0, 7.0), (5, 4), (7, 7), "me")
+    load.add((8.0, 9.0), (6, 2))
+    first, other, mine, new, nobody = load.rows()
+    assert [row["session"] for row in (first, other, mine, new, nobody)] == [0, 1, 0, 0, 4]
+    assert "after" not in first and other["begins"] == [0, 8] and "after" not in other
+    assert (mine["begins"], mine["after"], mine["think_time"]) == ([0, 12], [0], 3.0)
+    assert new["after"] == [] and new["arrival"] == 6.0 and "after" not in nobody
+
+
+def test_so_much_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What docs and the memory of a long run rest on; of a session's branches the oldest is forgotten."""
+    assert (record.ON_DISK_SECONDS, record.MOST_BRANCHES) == (0.5, 4096)
+    load = Ended(tmp_path)
+    parts = [(known._parts.maxlen, known._size) for known in (load.recorder._first, load.recorder._open)]
+    assert parts == [(8, 131_072), (4, 16_384)]
+    assert (load.recorder._sessions._parts.maxlen, load.recorder._sessions._size) == (4, 16_384)
+    monkeypatch.setattr(record, "MOST_BRANCHES", 2)
+    load.add((0.0, 1.0), (4, 4), (1, 2), "me")
+    for k in range(3):
+        load.add((2.0 + k, 5.0 + k), (5, 4), (10 + k, 20 + k), "me")
+    load.add((9.0, 9.5), (8, 4), (1, 2, 3), "me")
+    assert load.rows()[-1]["after"] == [0, 2, 3]
+
+
+def test_what_is_added_to_a_time_gives_the_other() -> None:
+    for end, arrival in ((1.0, 1.0), (1.0, 3.5), (0.1, 0.3), (1e9 + 0.1, 1e9 + 0.7), (3.3, 1e9 + 1 / 3)):
+        found = record._between(end, arrival)
+        assert end + found == arrival and found == pytest.approx(arrival - end, abs=1e-6)
+
+
+def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be written \(Is a directory"):
+        Recorder(tmp_path, SimpleNamespace(deployment=SimpleNamespace(hash_block_size=4)))  # type: ignore[arg-type]

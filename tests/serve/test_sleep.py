@@ -224,6 +224,20 @@ def test_only_the_kv_memory_is_released_while_nothing_runs() -> None:
     asyncio.run(night())
 
 
+def test_who_was_kept_may_end_before_the_next_sleep() -> None:
+    async def night() -> None:
+        async with client(sleepy()) as found:
+            under_way = asyncio.create_task(found.post("/v1/completions", json=ASKED))
+            await until_run(found, 1)
+            await found.post("/sleep?level=0&mode=keep")
+            assert not under_way.done()
+            await found.post("/sleep?level=1&mode=wait")
+            await asyncio.sleep(0.01)
+            assert under_way.done() and under_way.result().json()["usage"]["completion_tokens"] == 100
+
+    asyncio.run(night())
+
+
 def test_who_comes_while_others_end_waits() -> None:
     async def night() -> None:
         async with client(sleepy()) as found:

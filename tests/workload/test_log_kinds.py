@@ -118,3 +118,20 @@ def test_refusals_have_the_command_that_works(tmp_path: Path) -> None:
     path.write_text('{"timestamp": 0, "input_length": 7, "output_length": 5, "hash_ids": [1]}')
     with pytest.raises(InputError, match="give it to --trace as it is"):
         import_logs([path])
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ({"timestamp": 0, "hash_ids": {"sys_prompt": [1]}}, "hash_ids"),
+        ({"session_id": "a", "turns": [{"text": "hello", "max_tokens": 3}]}, "turns"),
+        ({"prompt_0": "hello", "output_tokens_0": 3}, "prompt_0"),
+        ({"conversation_id": "a", "turn": 1, "role": "user", "content": "hello"}, "role"),
+        ({"block_size": 64, "hash_id_scope": "local", "requests": []}, "hash_id_scope"),
+    ],
+)
+def test_traces_of_sessions_are_no_logs(tmp_path: Path, row: dict[str, Any], key: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=f"has {key}: is a trace, not a log: give it to --trace as it is"):
+        import_logs([path])

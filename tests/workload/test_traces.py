@@ -480,16 +480,23 @@ def test_ragpulse_shares_what_stands_behind_the_same_pieces(tmp_path: Path) -> N
 
 
 def test_aiperf_lines_are_turns_of_sessions(tmp_path: Path) -> None:
+    """Later lines of a session say what they add to all before; its first one, and others, share by their ids."""
     common = {"input_length": 600, "output_length": 9}
     rows = [
         common | {"timestamp": 1000, "session_id": "a", "hash_ids": [1, 2]},
-        common | {"delay": 2500, "session_id": "a", "hash_ids": [1, 3]},
+        common | {"delay": 2500, "session_id": "a", "hash_ids": [7, 3]},
         common | {"timestamp": 3000, "hash_ids": [1, 4]},
     ]
     workload = load_trace(write(tmp_path, "\n".join(map(json.dumps, rows)), "turns.jsonl"), "mooncake")
     assert workload.session.tolist() == [0, -1, 0]
     assert workload.think_time.tolist() == [0, 0, 2.5]
     assert workload.arrival[:2].tolist() == [0.0, 2.0]
+    assert workload.prompt_tokens.tolist() == [600, 600, 600 + 9 + 600]
+    assert workload.begins is not None
+    assert [part.tolist() for part in workload.begins] == [[-1, 0, 0], [0, 512, 609]]
+    path = write(tmp_path, "\n".join(json.dumps(common | {"session_id": name}) for name in "aab"), "no_times.jsonl")
+    found = load_trace(path)
+    assert ((found.arrival == 0).sum(), sorted(found.prompt_tokens.tolist())) == (2, [600, 600, 1209])
     with pytest.raises(InputError, match="delay: counts from the line before"):
         load_trace(write(tmp_path, json.dumps(common | {"delay": 5}), "bad.jsonl"), "mooncake")
 

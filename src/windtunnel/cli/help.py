@@ -16,7 +16,7 @@ SHORT = {
         *LOAD[:3], "report", "launch", "json",
     ),
     "optimum": ("model", "device", "objective", "seconds", *LOAD, "json"),
-    "explain": (*SERVER[:4], "batch", "from", "json"),
+    "explain": (*SERVER[:4], "batch", "trace", *LOAD[3:], "from", "json"),
     "serve": (*SERVER, "replicas", "from", "host", "port", "speed", "api-key"),
     "ui": ("model", "device", "tensor-parallel-size", *LOAD[:2], "goodput", "host", "port", "open"),
     "watch": ("window", "every", *SERVER[:3], *LOAD[:2], "goodput", "json"),
@@ -38,7 +38,10 @@ EXAMPLES = {
         "--target-request-rate 10 --goodput ttft:500 tpot:50",
     ),
     "optimum": ("windtunnel optimum --model Qwen/Qwen3-8B --isl 200 --osl 20 --num-prompts 8 --seconds 5",),
-    "explain": ("windtunnel explain Qwen/Qwen3-8B --device l40s --batch decode=32@1024,prefill=1x1024",),
+    "explain": (
+        "windtunnel explain Qwen/Qwen3-8B --device l40s --batch decode=32@1024,prefill=1x1024",
+        "windtunnel explain Qwen/Qwen3-8B --isl 1000 --osl 100 --random-turns 4 --num-prompts 100",
+    ),
     "serve": ("windtunnel serve Qwen/Qwen3-8B --device l40s --port 8000",),
 }
 """Commands to copy; tests run them."""

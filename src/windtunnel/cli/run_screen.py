@@ -64,6 +64,19 @@ def show_run(
     show(*parts, facts_grid(facts), *(remark for remark in told if verbose or remark.style != "dim"))
 
 
+def show_prompts(manifest: Mapping[str, Any], result: "Summary") -> None:
+    """What became of the tokens of a run's prompts, and how many that are for each."""
+    ran = result.total - result.rejected
+    rows = [
+        (words, f"{tokens:,}", number(tokens / ran), share(tokens / result.prompt_tokens))
+        for words, tokens in result.prompt_parts.items()
+    ]
+    computed = f"{number(result.computed_per_prompt)} tokens computed per prompt"
+    cached = f"{share(result.prefix_cache_hit_rate)} of {result.prompt_tokens:,} prompt tokens found"
+    columns = ("tokens of prompts", "in all", "per prompt", "share")
+    show(_title(manifest), f"{cached}, {computed}", table(columns, rows), *remarks(result.warnings))
+
+
 def _known_bad(around: Mapping[str, Any] | None) -> list[str]:
     return [around["known_bad"]] if around and around["known_bad"] else []
 
@@ -271,11 +284,9 @@ def _load(around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def _reuse(result: "Summary") -> list[tuple[str, str]]:
     """What the tokens were that were found, where it is known what prompts share."""
-    found = sum(result.reuse.values())
-    if not found:
+    if not (found := result.shares_found):
         return []
-    history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
-    kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
+    kinds = ", ".join(f"{share(part)} {words}" for words, part in found.items())
     computed = max(result.prompt_tokens - result.cached_tokens, 1)
     why = [f"{share(part)} {words}" for words, part in result.shares_again.items()]
     known = f", {share(result.computed_again / computed)} of them known before" if result.computed_again else ""
@@ -398,13 +409,26 @@ OF_ONE_RUN = ("num_prompts", "seed")
 """What a search chooses itself, of the words of a load."""
 
 
+def _own_hardware(scenario: "Scenario") -> Iterator[str]:
+    """The words of a device of the user's, and of kernel times other than the usual ones."""
+    server = scenario.server
+    if server.devices_file or server.perf.startswith("profile:"):
+        yield from ("--devices", server.device)
+    if server.devices_file:
+        yield from ("--devices-file", str(server.devices_file))
+        if not server.gpu().price_per_hour:
+            yield from ("--objective", "gpus")
+    if server.perf != "auto":
+        yield from ("--perf", server.perf)
+
+
 def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO | None") -> str:
     """The search that a run suggests: its model, load and goal."""
     load = manifest["workload"]
     told = scenario.load
     if not load["request_rate"] or told.max_concurrency or told.random_turns > 1 or told.ramp_up_strategy:
         return ""
-    words = ["windtunnel", "plan", str(scenario.server.model)]
+    words = ["windtunnel", "plan", str(scenario.server.model), *_own_hardware(scenario)]
     if told.trace is None and told.burstiness == 1:
         told = replace(told, request_rate=None)  # random requests come at any rate that is asked
     for field in fields(told):

@@ -27,6 +27,8 @@ NEVER = (1 << 31) - 1
 """ENDS of a seat that prefills."""
 EMPTY = NEVER - 1
 """ENDS of an empty seat: neither a prefill nor ever the clock."""
+LOOSE = LEAVING
+"""The same row with speculation, where ends are not known: the seats that are not STEADY, in order."""
 STEADY = EMPTY - 1
 """ENDS of a seat whose request stands in the table of ``schedulers.vllm_v1.steady``."""
 
@@ -110,6 +112,17 @@ def soonest_of(seats: Array, block: int, clock: int) -> int:
     for k in range(32):
         soonest = min(soonest, np.uint32(ends[k] - clock - 1))
     return int(min(clock + 1 + soonest, NEVER))
+
+
+@part
+def find_loose(lane: Lane, seats: Array) -> None:
+    """Write LOOSE."""
+    loose = 0
+    for i in range(lane.top):
+        if seats[ENDS, i] == NEVER:
+            seats[LOOSE, loose] = i
+            loose += 1
+    lane.loose = loose
 
 
 @part

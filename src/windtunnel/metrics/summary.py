@@ -66,7 +66,8 @@ class Summary:
     """Those of them that were found in the prefix cache."""
     reuse: Mapping[str, int]
     """Where it is known what prompts share, tokens found in the whole run: ``history`` (earlier prompts of the same
-    session), ``answers`` (what the server answered in it) and ``others`` (prompts of others, as a system prompt)."""
+    session), ``answers`` (what the server answered in it), ``system`` (what other sessions' conversations begin with)
+    and ``others`` (their later turns, and requests without session)."""
     computed_again: int
     """Tokens of prompts, of the whole run, that an earlier text had in full blocks and that were computed nevertheless:
     evicted before their reuse, on another replica, or not there yet."""
@@ -109,6 +110,21 @@ class Summary:
         heads = [f"<th>{name}</th>" for name in ("ms", *Distribution(np.zeros(1)).statistics())]
         table = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (heads, *rows))
         return f"<p>{escape(repr(self))}</p><table>{table}</table>"
+
+    @property
+    def shares_found(self) -> dict[str, float]:
+        """What the tokens were that prompts found, in words → its share of them; nothing where that is not known."""
+        found = sum(self.reuse.values())
+        return {words: self.reuse[name] / found for name, words in FOUND.items() if self.reuse.get(name)}
+
+    @property
+    def prompt_parts(self) -> dict[str, int]:
+        """Tokens of all prompts by what became of them, in words; they add up to ``prompt_tokens`` of the whole run."""
+        found = {f"found: {words}": self.reuse.get(name, 0) for name, words in FOUND.items()}
+        known = dict(self.why_again) or {"": self.computed_again}
+        again = {f"computed again{f': {WHY_AGAIN[name]}' if name else ''}": tokens for name, tokens in known.items()}
+        new = self.prompt_tokens - sum(found.values()) - self.computed_again
+        return {words: tokens for words, tokens in (*found.items(), ("computed: new", new), *again.items()) if tokens}
 
     @property
     def shares_again(self) -> dict[str, float]:
@@ -371,7 +387,15 @@ def _reuse(run: Run) -> dict[str, Any]:
     return {**{name: dict(manifest.get(name, {})) for name in names}, "computed_again": again}
 
 
-WHY_AGAIN = {"evicted": "evicted", "elsewhere": "on another replica", "early": "not there yet"}
+FOUND = {
+    "history": "the session's earlier prompts",
+    "answers": "its answers",
+    "system": "system prompts",
+    "others": "other prompts",
+}
+"""Words for the names of ``Summary.reuse``."""
+
+WHY_AGAIN = {"evicted": "evicted before reuse", "elsewhere": "on another replica", "early": "not there yet"}
 """Words for the names of ``Summary.why_again``."""
 
 

@@ -36,7 +36,8 @@ def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) ->
     inside = path / "config.json"
     if inside.is_file() or path.suffix == ".json" or path.is_file():
         file = inside if path.is_dir() else path
-        return _read_file(file, file.resolve().parent.name, overrides)
+        named = file.stem if file.suffix == ".json" and file.name != inside.name else file.resolve().parent.name
+        return _read_file(file, named, overrides)
     entries = _entries()
     name = _index().get(name_or_path.lower())
     if name is None and path.is_dir():

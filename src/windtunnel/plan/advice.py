@@ -16,7 +16,7 @@ from windtunnel.plan.goodput.objective import Goodput
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import TIGHTEST, Margin, Outcome
 from windtunnel.plan.search_result import SearchResult
-from windtunnel.plan.space import ends
+from windtunnel.plan.space import UNPRICED, ends
 from windtunnel.plan.trial import trial, whole_run, whole_trial
 from windtunnel.simulate.run import Run
 from windtunnel.workload import Workload
@@ -53,12 +53,14 @@ class Advice:
 
     too_few: str = ""
     """A sentence where longer loads of the same kind ask for more than this answer."""
+    unpriced: tuple[str, ...] = ()
+    """Why devices that were asked for are not in an answer in dollars."""
 
     @property
     def notes(self) -> list[str]:
         """What may be wrong with the answer, and what the run says of itself."""
         known = [self.band.known_bad] if self.band.known_bad else []
-        return [*known, *self.run.manifest["warnings"]]
+        return [*self.unpriced, *known, *self.run.manifest["warnings"]]
 
 
 def advise(
@@ -93,6 +95,7 @@ def advise(
         draws=draws,
         band=band_of(answer),
         too_few=_too_few(answer, rate, draws),
+        unpriced=tuple(reason for reason in answer.enumeration.pruned if reason.endswith(UNPRICED)),
     )
 
 

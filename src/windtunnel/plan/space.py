@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import product
 from math import gcd, prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Any, Protocol, get_args, get_type_hints
 
 from windtunnel.core.stores.chunks import require_taking
 from windtunnel.deployment import Deployment, Engine, Pool, Store
@@ -33,6 +33,8 @@ AXES: Mapping[str, Any] = MappingProxyType(
 
 NONE = "none"
 """On the axes ``store`` and ``autoscale``, whose other values are the words of one."""
+DEFAULT = "default"
+"""On axes whose value the engine may choose."""
 AND = " + "
 """Between the stores of one value."""
 SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
@@ -42,6 +44,8 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 POOLS = ("pools", "prefill", "decode", "decode_router", "ratio", "placement", "link", "handover")
 """Words of a file of a space that say how prefill and decode are separated, as the flags of these names do."""
 EXCLUDED = "left out by exclude"
+UNPRICED = "not known: give it in a --devices-file, or count GPUs with --objective gpus or qps-per-gpu"
+"""What is said of a device that an objective in dollars leaves out."""
 
 
 class Bought(Protocol):
@@ -131,8 +135,10 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 
 def said(value: Any) -> str:
-    """A value of an axis as people read it; None leaves the choice to the engine."""
-    return {"None": "default", "True": "on", "False": "off"}.get(str(value), str(value))
+    """A value of an axis as people read it and a file of a space may have it; None leaves the choice to the engine."""
+    if isinstance(value, tuple):
+        return str(list(value))
+    return {"None": DEFAULT, "True": "on", "False": "off"}.get(str(value), str(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +269,7 @@ class Space:
                 continue
             reason = self.constraints.broken_by(deployment)
             if reason is None and with_price and deployment.price_per_hour == 0:
-                reason = f"the price of {settings['device']} is not known: give it in a file of devices"
+                reason = f"the price of {settings['device']} is {UNPRICED}"
             spec = "" if reason is not None else repr((deployment.spec(), deployment.scaling))
             if spec in seen:
                 reason = "the same as another once defaults are filled in"
@@ -327,7 +333,7 @@ def ends(axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> dict
     """Axes of sizes at whose smallest or largest value a point stands, and the value that would come next."""
     found = {}
     for axis, (least, most) in SIZES.items():
-        values, value = axes.get(axis, ()), settings.get(axis)
+        values, value = [one for one in axes.get(axis, ()) if one is not None], settings.get(axis)
         if value is None or len(values) < 2:
             continue
         following = value // 2 if value == min(values) else 2 * value if value == max(values) else 0
@@ -417,9 +423,14 @@ def typed_values(axis: str, value: Any) -> tuple[Any, ...]:
         raise unknown("axis", axis, (*AXES, "model", "constraints", "exclude", "devices_file", *POOLS))
     values = value if isinstance(value, list) else [value]
     try:
-        return tuple(typed(AXES[axis], one) for one in values)
+        return tuple(None if one == DEFAULT and _may_be_open(axis) else typed(AXES[axis], one) for one in values)
     except InputError as error:
         raise InputError(f"{axis}={value!r}: {error}") from error
+
+
+def _may_be_open(axis: str) -> bool:
+    """Whether None is a value of it."""
+    return NoneType in get_args(AXES[axis])
 
 
 def _constraints(value: Any) -> Constraints:

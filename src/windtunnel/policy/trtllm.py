@@ -34,7 +34,8 @@ class Trtllm(Settings):
     chunking_policy: Chunking = "FIRST_COME_FIRST_SERVED"
     """Who gets the tokens of a step: the first prompts as many as they can use; or all prompts a unit in turn."""
     chunk_unit_size: int = 0
-    """Chunks of a prompt are multiples of this number of tokens, except the last; 0: of a block."""
+    """Chunks of a prompt are multiples of this number of tokens, except the last; 0: of a block, as the engine has it
+    (py_executor_creator.py; with a sliding window at least 256). With reuse not less than a block."""
     disable_overlap_scheduler: bool = False
     """Decide a step when the one before it has ended, and not while that one runs."""
     overlap_end: OverlapEnd = "to_complete"
@@ -70,6 +71,15 @@ class Trtllm(Settings):
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0")
         if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
             raise InputError(f"batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio}: must be in [0, 1]")
+
+    def check(self, limits: Limits) -> None:
+        """Raise InputError for chunks that leave no token: behind a found beginning the first is cut down to the end of
+        a block (setPrepopulatedPromptLen of llmRequest.h), and the engine stops where that lies before its start."""
+        if self.enable_block_reuse and 0 < self.chunk_unit_size < limits.block_size:
+            raise InputError(
+                f"chunk_unit_size={self.chunk_unit_size}: must be ≥ block_size={limits.block_size} with block reuse, "
+                "where a prompt's first chunk ends with a block: raise it, or leave it out for a block"
+            )
 
     @property
     def async_scheduling(self) -> bool:

@@ -132,7 +132,10 @@ class Policy(Settings):
     """Prompts prefilled together: the queue opens when this many places are free, or as many as wait if that is less,
     and no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
     prefill_batch_share: float = 0.0
-    """That number as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
+    """That number as a share of the places, at least 1 (the report's coefficient, 1/64)."""
+    prefill_batch_max: int = 0
+    """Prompts admitted in a step once the queue is open, if more have places; 0: no more than open it (its code ends a
+    call at more than batch_size // 32 of them: 5 of 128)."""
     balance_timeout: int = 0
     """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when this
     many steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it
@@ -209,6 +212,10 @@ class Policy(Settings):
             return max(int(self.places(limits) * self.prefill_batch_share), 1)
         return self.prefill_batch
 
+    def prefills_at_most(self, limits: Limits) -> int:
+        """Prompts admitted in a step at most; 0: any number."""
+        return self.prefill_batch_max or self.prefills_together(limits)
+
     def longest_prompt(self, limits: Limits) -> int:
         """Tokens of a prompt that a step can hold, or of which it can hold a part."""
         return limits.max_model_len if self.chunked_prefill else self.prefill_tokens(limits)
@@ -228,6 +235,11 @@ class Policy(Settings):
             )
         if self.prefill_batch > self.places(limits):
             raise InputError(f"prefill_batch={self.prefill_batch}: must be ≤ max_num_seqs={self.places(limits)}")
+        if 0 < self.prefill_batch_max < self.prefills_together(limits):
+            raise InputError(
+                f"prefill_batch_max={self.prefill_batch_max}: must be ≥ the {self.prefills_together(limits)} that "
+                "prefill_batch or prefill_batch_share wait for"
+            )
         if self.tokens(limits) < self.places(limits):
             raise InputError(
                 f"max_num_seqs={self.places(limits)}: must be ≤ max_num_batched_tokens={self.tokens(limits)}, so that "
@@ -255,6 +267,7 @@ _AMOUNTS = (
     "queue_look_time",
     "delay_factor",
     "prefill_batch",
+    "prefill_batch_max",
     "balance_timeout",
 )
 

@@ -1,11 +1,11 @@
-"""Clock: how long a call takes: warm-up, repeats, medians; events on a GPU, the wall elsewhere."""
+"""Clock: how long a call takes: warm-up, repeats, medians; events on a GPU, else a thread's CPU seconds or the wall."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 LEAST = 2e-4
@@ -46,6 +46,13 @@ class Clock:
     torch: Any
     device: str
     repeats: int
+    threads: int = 0
+    """Of torch on a CPU; 0: unknown."""
+
+    def now(self) -> float:
+        """Seconds that only differences of mean something. One thread computes alone: its CPU seconds are the wall's on
+        an idle machine, and nobody who takes the CPU meanwhile is in them."""
+        return thread_time() if self.threads == 1 else perf_counter()
 
     def time(self, call: Callable[[], Any]) -> Reading:
         """Time a call; the first two warm up, and say how many fit a reading."""
@@ -54,15 +61,17 @@ class Clock:
         inner = max(1, min(int(LEAST / max(once, 1e-9)), 200))
         before, start = waited(), perf_counter()
         found = reading([self._seconds(call, inner) for _ in range(self.repeats)])
+        if self.threads == 1:
+            return found
         return replace(found, waited=max(waited() - before, 0.0) / (perf_counter() - start))
 
     def _seconds(self, call: Callable[[], Any], count: int) -> float:
         if self.device == "cuda":
             return self._on_gpu(call, count)
-        start = perf_counter()
+        start = self.now()
         for _ in range(count):
             call()
-        return (perf_counter() - start) / count
+        return (self.now() - start) / count
 
     def _on_gpu(self, call: Callable[[], Any], count: int) -> float:
         first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -5,7 +5,6 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -24,6 +23,10 @@ class Machine:
     name: str
     """In file names."""
     threads: int
+
+    def clock(self, repeats: int) -> Clock:
+        """What times calls on it."""
+        return Clock(self.torch, self.kind, repeats, self.threads if self.kind == "cpu" else 0)
 
     def free_bytes(self) -> int:
         """Memory that can still be had."""
@@ -75,7 +78,7 @@ class Peaks:
 
 def peaks(machine: Machine, repeats: int) -> Peaks:
     """Measure a large product and large copies."""
-    torch, clock = machine.torch, Clock(machine.torch, machine.kind, repeats)
+    torch, clock = machine.torch, machine.clock(repeats)
     n = 4096 if machine.kind == "cuda" else 1024
     x = torch.randn(n, n, dtype=torch.bfloat16, device=machine.kind)
     size = 256 * 2**20 if machine.kind == "cuda" else 64 * 2**20
@@ -90,18 +93,18 @@ def peaks(machine: Machine, repeats: int) -> Peaks:
 def host_seconds(machine: Machine, repeats: int) -> tuple[float, float]:
     """Seconds of a step's host work that any engine has, and of each request in it: lists become tensors of tokens,
     positions and block tables, and sampled tokens become a list."""
-    torch = machine.torch
+    torch, now = machine.torch, machine.clock(repeats).now
 
     def step(requests: int) -> float:
         rows = [[i] * 32 for i in range(requests)]
         best = []
         for _ in range(max(repeats, 5)):
-            start = perf_counter()
+            start = now()
             tokens = torch.tensor([row[0] for row in rows], device=machine.kind)
             torch.tensor(rows, device=machine.kind)
             torch.tensor([len(row) for row in rows], device=machine.kind)
             tokens.tolist()
-            best.append(perf_counter() - start)
+            best.append(now() - start)
         return sorted(best)[len(best) // 2]
 
     few, many = step(1), step(257)

@@ -29,7 +29,8 @@ class Shard:
     tp: int
     device: str
     dtype: Any
-    _weights: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _weights: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    """Of one operator at a time, by size and kind."""
 
     def call(self, operator: str, a: int, b: int) -> Call:
         """The operator at (a, b), ready to run; see perf.estimators.Points."""
@@ -48,15 +49,30 @@ class Shard:
         if kernel.dtype in BITS_8:
             multiply = self._fp8 if kernel.dtype == "fp8" else self._int8
             return lambda: multiply(x, next(weights))
+        if self.packs:
+            packed = self.torch.ops.mkldnn._linear_pointwise
+            return lambda: packed(x, next(weights), None, "none", [], "")
         return lambda: linear(x, next(weights))
 
+    @property
+    def packs(self) -> bool:
+        """Whether 16-bit weights are laid out once as oneDNN likes them, as vLLM does on CPUs (``create_onednn_mm`` of
+        vllm/_custom_ops.py): a few tokens are then twice as fast. Torch has it for its compiler, without promise."""
+        there = self.device == "cpu" and hasattr(self.torch.ops.mkldnn, "_reorder_linear_weight")
+        return there and bool(self.torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+    def _kept(self, weight: Any, dtype: str) -> Any:
+        """A projection's weights as they stay in memory."""
+        if dtype in BITS_8:
+            return weight.clamp(-3, 3).to({"fp8": self.torch.float8_e4m3fn, "int8": self.torch.int8}[dtype]).t()
+        return self.torch.ops.mkldnn._reorder_linear_weight(weight) if self.packs else weight
+
     def _of(self, n: int, k: int, dtype: str) -> Any:
-        if (n, k) not in self._weights:
+        if (n, k, dtype) not in self._weights:
             self._weights.clear()
-            kept = {"fp8": self.torch.float8_e4m3fn, "int8": self.torch.int8}.get(dtype)
-            made = (self._random(n, k) for _ in range(cold_copies(Gemm(n, k, dtype, dtype in BITS_8))))
-            self._weights[n, k] = cycle([one if kept is None else one.clamp(-3, 3).to(kept).t() for one in made])
-        return self._weights[n, k]
+            copies = range(cold_copies(Gemm(n, k, dtype, dtype in BITS_8)))
+            self._weights[n, k, dtype] = cycle([self._kept(self._random(n, k), dtype) for _ in copies])
+        return self._weights[n, k, dtype]
 
     def _fp8(self, x: Any, weight: Any) -> Any:
         """A product in 8 bits, with a scale that is looked for in the activations."""
@@ -99,7 +115,7 @@ class Shard:
         return compute
 
     def _of_experts(self, inner: int) -> Any:
-        place = (self.shape.num_experts, inner)
+        place = (self.shape.num_experts, inner, "experts")
         if place not in self._weights:
             self._weights.clear()
             wide = 2 * inner if self.shape.use_gated_mlp else inner

@@ -14,7 +14,6 @@ from windtunnel.hardware import device
 from windtunnel.model import Model
 from windtunnel.perf.profile.folder import Profile, read_profile
 from windtunnel.perf.profile.shapes import Shape, shape_of
-from windtunnel.profiling.clock import Clock
 from windtunnel.profiling.collectives import ALONE, Hosts
 from windtunnel.profiling.journal import open_journal
 from windtunnel.profiling.machine import Machine, device_toml, host_seconds, peaks
@@ -33,7 +32,7 @@ def help_measuring(
     shape = divided(model, shards)
     hosts.require_whole(shards)
     with TemporaryDirectory() as folder:
-        journal, clock = open_journal(Path(folder), {}), Clock(machine.torch, machine.kind, extent.repeats)
+        journal, clock = open_journal(Path(folder), {}), machine.clock(extent.repeats)
         Session(machine, shape, shards, extent, journal, clock, say, hosts).with_other_hosts()
 
 
@@ -68,8 +67,7 @@ def profile(
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
     if journal.readings:
         say(f"{len(journal.readings)} points are there from before")
-    clock = Clock(machine.torch, machine.kind, extent.repeats)
-    Session(machine, shape, shards, extent, journal, clock, say, hosts).all()
+    Session(machine, shape, shards, extent, journal, machine.clock(extent.repeats), say, hosts).all()
     step, request = host_seconds(machine, extent.repeats)
     label = model.name.replace("/", "--")
     write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request})

@@ -157,9 +157,7 @@ def key_figures(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> 
 
 def _reuse(summary: Summary) -> tuple[str, str]:
     """(Tokens of a prompt that no cache had, what the others were and how many of these had been known)."""
-    found = sum(summary.reuse.values())
-    words = {"history": "the session's earlier prompts", "answers": "its answers", "others": "other prompts"}
-    parts = [f"{percent(summary.reuse[kind] / found)} {text}" for kind, text in words.items()] if found else []
+    parts = [f"{percent(part)} {text}" for text, part in summary.shares_found.items()]
     said = f"{percent(summary.prefix_cache_hit_rate)} of tokens cached" + (f" ({', '.join(parts)})" if parts else "")
     why = [f"{percent(part)} {text}" for text, part in summary.shares_again.items()]
     again = f"; {summary.computed_again:,} tokens known before and computed again" if summary.computed_again else ""

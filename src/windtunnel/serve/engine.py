@@ -331,6 +331,8 @@ class Engine:
             self._withdraw()
         if not len(rows):
             return
+        if self.deployment.deployment.disaggregated:
+            rows = np.unique(rows)  # both sides tell of the first token
         times, slots, tokens, gone = (np.ascontiguousarray(rows[name]) for name in ("time", "slot", "tokens", "gone"))
         first = 0
         for end in (*(np.flatnonzero(times[1:] != times[:-1]) + 1).tolist(), len(rows)):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll
 from windtunnel.metrics.bands import LEVEL
@@ -142,14 +143,15 @@ def _server(point: Served) -> tuple[str, ...]:
     return tuple(str(getattr(point, name, "")) for name in names)
 
 
-def replay(point: Served, options: Options = PLAIN) -> Result:
-    """Simulate one point as its clients see it; one that cannot be simulated says why.
+def replay(point: Served, options: Options = PLAIN, deployment: Deployment | None = None) -> Result:
+    """Simulate one point as its clients see it, or another ``deployment`` under its load; one that cannot be simulated
+    says why.
 
     A server that does not look for requests in every step lets them wait for ``Point.wait_steps`` on average, which is
     added: the simulated scheduler looks in every step.
     """
     try:
-        deployment = point.deployment()
+        deployment = deployment or point.deployment()
         run = options.run(deployment, workload(point), client=point.client)
     except InputError as reason:
         return Result(point, reason=str(reason))

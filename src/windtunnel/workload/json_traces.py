@@ -18,6 +18,7 @@ from windtunnel.errors import InputError, nearest
 from windtunnel.files import parse_json
 from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
 from windtunnel.workload.rules import LARGEST, HashIds, NoTrace, floats, integers
+from windtunnel.workload.texts import of_hashes
 
 TIMED_KINDS = {"mooncake": (1e3, 512), "timed_trace": (1.0, 16)}
 """Formats with the keys TIMED, Mooncake's and vLLM's: units of a timestamp in a second, and tokens of a hash id unless
@@ -187,24 +188,24 @@ def read_measured(data: bytes, head: Any) -> Columns:
 
 def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | None = None) -> Columns:
     """A trace of one of TIMED_KINDS. AIPerf's lines may have ``session_id``, and ``delay`` (ms) after the session's
-    line before, in place of a timestamp."""
+    line before, in place of a timestamp; see ``_turns``."""
     units_per_second, block = TIMED_KINDS[kind]
     notes: list[str] = []
     known = [row["timestamp"] for row in rows if isinstance(row.get("timestamp"), int | float)]
     start = {"timestamp": min(known, default=0.0)}
-    times = [start | row if "delay" in row else row for row in rows]
+    times = [row if {"delay", "session_id"}.isdisjoint(row) else start | row for row in rows]
     arrival = floats("timestamp", column(times, "timestamp"), len(rows)) / units_per_second
     check_arrivals(arrival)
     ids = block_lists(rows)
-    return {
+    found: Columns = {
         **from_start(arrival, notes),
-        **_turns(rows),
         "prompt_tokens": integers("input_length", column(rows, "input_length"), len(rows)),
         "output_tokens": integers("output_length", column(rows, "output_length"), len(rows)),
         "hash_ids": ids,
         "hash_block_size": (hash_block_size or block) if ids is not None else 0,
         "notes": notes,
     }
+    return found | _turns(rows, found)
 
 
 def plain_timed(table: Any, kind: str | None, hash_block_size: int | None = None) -> Columns | None:
@@ -235,26 +236,52 @@ def plain_timed(table: Any, kind: str | None, hash_block_size: int | None = None
     }
 
 
-def _turns(rows: list[dict[str, Any]]) -> Columns:
-    """Which lines are turns of a session, and how long each comes after the one before."""
+def _turns(rows: list[dict[str, Any]], found: Columns) -> Columns:
+    """Which lines are turns of a session, and how long each comes after the one before. A session's first line has a
+    whole prompt; later ones have what they add to all before it, answers included (aiperf 0.13,
+    dataset/loader/base_trace_loader.py: DELTAS_WITHOUT_RESPONSES)."""
     if not any("session_id" in row for row in rows):
         if any("delay" in row for row in rows):
             raise InputError("delay: counts from the line before of its session: give session_id, too")
         return {}
-    names = [row.get("session_id") for row in rows]
+    names = [None if row.get("session_id") is None else str(row["session_id"]) for row in rows]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
     delays = column([{"delay": 0.0} | row for row in rows], "delay")
+    prompts, outputs, ids = found["prompt_tokens"].tolist(), found["output_tokens"].tolist(), found["hash_ids"]
+    before, latest = [-1] * len(rows), dict[str, int]()
+    for row, name in enumerate(names):
+        if name is not None:
+            before[row] = latest.get(name, -1)
+            latest[name] = row
+        if before[row] >= 0:
+            prompts[row] += prompts[before[row]] + outputs[before[row]]
+    lengths = integers("prompt_tokens", prompts, len(rows))
+    begins: Any = [(row, prompts[row] + outputs[row]) if row >= 0 else None for row in before]
+    if ids is not None:
+        own = [blocks if row < 0 else [] for row, blocks in zip(before, ids, strict=True)]
+        offsets = np.concatenate([[0], np.cumsum([len(blocks) for blocks in own])]).astype(np.int64)
+        flat = np.array([each for blocks in own for each in blocks], dtype=np.int64)
+        others, tokens = of_hashes((offsets, flat), found["hash_block_size"], lengths)
+        shared = zip(others.tolist(), tokens.tolist(), strict=True)
+        begins = [pair if pair[0] >= 0 else turn for pair, turn in zip(shared, begins, strict=True)]
     return {
         "session": [-1 if name is None else numbers[name] for name in names],
         "think_time": floats("delay", delays, len(rows)) / 1e3,
+        "prompt_tokens": lengths,
+        "hash_ids": None,
+        "hash_block_size": 0,
+        "begins": begins if any(begins) else None,
     }
 
 
 def timed_kind(rows: list[dict[str, Any]]) -> str:
     """Tell Mooncake from timed_trace, whose keys are the same, by the size of a block.
 
-    The one of 512 and 16 tokens for which every prompt has exactly as many hash ids as it has blocks.
+    The one of 512 and 16 tokens for which every prompt has exactly as many hash ids as it has blocks. Sessions are
+    AIPerf's, in Mooncake's units.
     """
+    if any("session_id" in row for row in rows):
+        return "mooncake"
     ids = block_lists(rows)
     if ids is not None:
         prompt = np.array(column(rows, "input_length"))

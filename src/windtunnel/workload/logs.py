@@ -21,6 +21,7 @@ import numpy as np
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json
 from windtunnel.workload import graph
+from windtunnel.workload.agents.messages import MESSAGE
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.csv_traces import check_names
 from windtunnel.workload.transforms import spread
@@ -63,6 +64,8 @@ ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".log")
 ORDERS = {"dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y"}
 TELLING = {"prompt_tokens": "prompt|input|request", "output_tokens": "output|completion|response|generat"}
 """What the names of columns of tokens have in common, for a proposal."""
+OF_TRACES = {"hash_ids", "hash_id_scope", "orchestrator", "prompt_0"}
+"""Keys of requests that say what they share, and of conversations: no log has them."""
 LISTS = ("input_lens", "output_lens", "start_times")
 """Columns of the detailed results of ``vllm bench serve``, one number a request."""
 
@@ -241,8 +244,11 @@ def _document(text: str) -> Row:
 
 def _columns(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     keys = list(dict.fromkeys(key for row in rows[:1000] for key in row))
-    if "hash_ids" in keys:
-        raise InputError("has hash_ids: is a trace, not a log: give it to --trace as it is")
+    telling = {key.partition(".")[0] for key in keys} & OF_TRACES
+    if not given and isinstance(rows[0].get("turns"), list):
+        telling.add("turns")
+    if telling or (not given and set(MESSAGE) <= set(keys)):
+        raise InputError(f"has {min(telling, default=MESSAGE[-1])}: is a trace, not a log: give it to --trace as it is")
     for ours, theirs in given.items():
         if ours not in (*NEEDED, *CHOSEN):
             raise unknown("column", ours, (*NEEDED, *CHOSEN))

@@ -171,7 +171,7 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
         return weka.read_sessions([(path.name, _session(data))], answers)
     if wanted in (*JSON_FORMATS, "ragpulse", "messages", *CONVERSATIONS) or (wanted is None and start == b"{"):
-        return _read_json_lines(path, data, wanted, hash_block_size)
+        return _read_json_lines(path, data, wanted, hash_block_size, answers)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
 
@@ -256,9 +256,9 @@ def _check_text(data: bytes) -> None:
         raise InputError(f"is neither text nor Parquet: known formats are {', '.join(FORMATS)}; text must be UTF-8")
 
 
-def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
+def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None, answers: str) -> Columns:
     if wanted == "messages" or (wanted is None and messages.has_messages(data)):
-        return messages.read_messages(json_traces.read_lines(data))
+        return messages.read_messages(json_traces.read_lines(data), answers)
     if wanted in CONVERSATIONS or (wanted is None and any(word in data[:FIRST_BYTES] for word in OF_CONVERSATIONS)):
         talks = json_traces.read_lines(data)
         kinds = [kind for kind, (fits, _) in CONVERSATIONS.items() if fits(talks[0])]

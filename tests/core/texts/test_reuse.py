@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.core.texts.kinds import computed_again, why_again
+from windtunnel.core.texts.kinds import computed_again, reuse_by_kind, why_again
 from windtunnel.core.texts.reuse import MEMORIES, reuse, service_order, summary_of_reuse
 from windtunnel.workload import Workload, load_trace, with_lanes
 from windtunnel.workload.texts import tree
@@ -108,6 +108,28 @@ def test_public_agent_traces_as_replayed_independently(answers: str) -> None:
     assert found is not None
     assert dict(zip(MEMORIES, found.hits_by_memory, strict=True)) == {size: wanted[size] for size in MEMORIES}
     assert int(np.sum(found.hits)) == wanted[10**12]
+
+
+def test_found_tokens_by_kind() -> None:
+    """Two turns of session 0 (100 + 50, then 200 + 20 tokens). Session 1 begins with 80 tokens of the first prompt;
+    its second turn with 190 of session 0's second, of which 100 are that prompt, 50 an answer and 40 a later turn; a
+    request without session with 120 of session 1's first one, and another with 100 of that one's."""
+    demand = SimpleNamespace(
+        begins=(np.array([-1, 0, 0, 1, 2, 4]), np.array([0, 150, 80, 190, 120, 100])),
+        prompt_tokens=np.array([100, 200, 130, 300, 400, 150]),
+        output_tokens=np.array([50, 20, 30, 5, 5, 5]),
+        sessions=np.array([0, 0, 1, 1, -1, -1]),
+    )
+
+    def found(*cached: int) -> dict[str, int]:
+        return reuse_by_kind(demand, np.array(cached))
+
+    assert found(0, 150, 0, 0, 0, 0) == {"history": 100, "answers": 50, "system": 0, "others": 0}
+    assert found(0, 0, 80, 0, 0, 0) == {"history": 0, "answers": 0, "system": 80, "others": 0}
+    assert found(0, 0, 0, 190, 0, 0) == {"history": 0, "answers": 0, "system": 100, "others": 50 + 40}
+    assert found(0, 0, 0, 0, 112, 0) == {"history": 0, "answers": 0, "system": 112, "others": 0}
+    assert found(0, 0, 0, 0, 0, 96) == {"history": 0, "answers": 0, "system": 96, "others": 0}
+    assert reuse_by_kind(SimpleNamespace(begins=None), np.zeros(6, dtype=np.int64)) == {}
 
 
 def test_what_is_computed_again() -> None:

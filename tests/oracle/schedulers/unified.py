@@ -268,7 +268,7 @@ class Scheduler:
         while self.waiting and left > 0 and len(self.running) < self.most_running:
             if beside + len(batch.chunks) >= self.places:
                 break
-            if self.door.together and len(batch.admitted) == self.door.together:
+            if self.door.most and len(batch.admitted) == self.door.most:
                 break
             request = self.waiting.head
             tokens = self._longest_chunk(request)

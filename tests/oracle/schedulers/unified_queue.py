@@ -83,6 +83,7 @@ class Door:
         self.places = policy.most_running(limits)
         self.of_step = policy.places(limits)
         self.together = policy.prefills_together(limits)
+        self.most = policy.prefills_at_most(limits)
         self.forming = True
         """No request of the present batch has decoded yet (static and dynamic batching)."""
         self.clock = 0

@@ -305,6 +305,16 @@ def test_mindspore_waits_for_places_for_its_prefill_batch() -> None:
     assert firsts(steps(preset("mindspore"), requests(*[(0, 4, 9)] * 2)))["b"] == 1.0
 
 
+def test_a_prefill_call_takes_more_prompts_than_open_the_queue() -> None:
+    """Two free places open it; a call takes up to three. One that does not wait for places takes up to three at once,
+    too: a limit alone."""
+    asked = requests(*[(0, 4, 9)] * 4)
+    found = steps(preset("mindspore", prefill_batch_share=0.5, prefill_batch_max=3), asked)
+    assert [step.tokens for step in found[:3]] == [{"a": 4, "b": 4, "c": 4}, {"d": 4}, dict.fromkeys("abcd", 1)]
+    alone = steps(preset("mindspore", prefill_batch_share=0.0, prefill_batch_max=3), requests(*[(0, 4, 9)] * 4))
+    assert [step.tokens for step in alone[:2]] == [{"a": 4, "b": 4, "c": 4}, {"d": 4}]
+
+
 def test_interval_scheduling_looks_at_the_queue_every_k_decode_steps() -> None:
     """a's first look is its own admission; the door closes with its first decode step, for 16."""
     found = steps(preset("fcfs-interval"), requests((0, 4, 30), (2.5, 4, 1)))

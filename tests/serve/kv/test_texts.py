@@ -111,3 +111,92 @@ def test_a_conversation_has_its_own_answers_in_the_cache(echo: bool) -> None:
 
     first, second = asyncio.run(talk())
     assert first == 0 and second >= 200
+
+
+async def known(texts: Texts, prompt: str, places: tuple[int, ...] = ()) -> int:
+    """Characters of a prompt that were served before."""
+    return (await texts.read(prompt, places, Pace()))[1]
+
+
+def test_which_texts_are_found_and_which_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one prompt the last answers, of one beginning the last lengths, of beginnings the last."""
+    monkeypatch.setattr(module, "ANSWERS", 2)
+    monkeypatch.setattr(module, "LENGTHS", 2)
+    monkeypatch.setattr(module, "HEADS", 2)
+
+    async def talk() -> None:
+        texts, nothing = Texts(SIZE, b"secret"), Texts(SIZE, b"").nothing()
+
+        async def learn(prompt: str, said: str) -> None:
+            await texts.learn(prompt, Served(nothing, lambda: said), Pace())
+
+        first = "prompt" * 3  # longer than what is looked at first
+        for said in ("one", "two", "three"):
+            await learn(first, said)
+        assert [await known(texts, f"{first}{said}!") for said in ("one", "two", "three")] == [0, 21, 23]
+        assert [await known(texts, first + said) for said in ("", "tw", "TWO!")] == [0, 0, 0]
+        assert await known(texts, first + "two!", (18,)) == 21 and await known(texts, first + "two!", (17, 19)) == 0
+        head = "x" * module.HEAD
+        for length in (1, 2, 3):
+            await learn(head + "y" * length, "said")
+        assert [await known(texts, head + "y" * n + "said!") for n in (1, 2, 3)] == [0, 22, 23]
+        await learn(head + "y" * 2, "said")  # used again: the third is now the oldest
+        await learn(head + "y" * 4, "said")
+        assert [await known(texts, head + "y" * n + "said!") for n in (2, 3, 4)] == [22, 0, 24]
+        await learn("other" * 4, "said")
+        assert [await known(texts, prompt) for prompt in (first + "two!", head + "yysaid!", "other" * 4 + "said!")] == [
+            0,
+            22,
+            24,
+        ]
+
+    asyncio.run(talk())
+
+
+def test_of_answers_that_begin_alike_the_longest_is_gone_on_from() -> None:
+    """Equal prompts get equal words, and so one answer may be the beginning of another that came before it."""
+
+    async def talk() -> list[tuple[int, list[int]]]:
+        texts, prompt = Texts(SIZE, b"secret"), "word " * 30
+        long = (await answered(texts, prompt, 64)).whole()
+        short = (await answered(texts, prompt, 20)).whole()
+        assert long.startswith(short)
+        found = [await texts.read(prompt + said, (), Pace()) for said in (long + "!", short + "!", long[:-9] + "!")]
+        return [(begun, names.names.tolist()) for names, begun in found]
+
+    (whole, of_long), (part, of_short), (cut, of_cut) = asyncio.run(talk())
+    assert whole > part == cut and len(of_long) == (38 + 64) // SIZE
+    assert len(of_short) == (38 + 20) // SIZE and of_short == of_cut and of_short[:2] == of_long[:2] != of_short[1:3]
+    assert of_short[2] != of_long[2]  # two answers, though their words are equal so far
+
+
+def test_blocks_of_an_answer_are_numbered_from_a_number_of_its_own() -> None:
+    """Blocks of 4: a prompt of 6 tokens leaves 2 for the first block of its answer; 9 tokens are 15 in all."""
+    names = asyncio.run(Names(4, b"secret").add([1, 2, 3, 4, 5, 6], Pace()))
+    (first,) = names.names
+    copied = names.copy()
+    names.answer(100, 9)
+    assert (names.tokens, names.names.tolist(), names._rest) == (15, [first, 100, 101], (0, 0, 0))
+    names.answer(200, 1)
+    assert (names.tokens, names.names.tolist()[3:], names._rest) == (16, [200], ())
+    copied.answer(100, 9, (11, 12, 13, 14, 15, 16, 17, 18, 19))
+    assert copied._rest == (17, 18, 19) and copied.names.tolist() == [first, 100, 101]
+    counted = asyncio.run(Names(0, b"").add([1] * 5, Pace()))
+    counted.answer(100, 9)
+    assert counted.tokens == 14 and not counted.names
+    taken = Served(copied, str, 7)
+    assert taken.bytes == module.TEXT_BYTES + 8 * 3 + 7 and Served(copied, str).held == 0
+
+
+def test_many_blocks_are_named_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*parts: list[int]) -> list[int]:
+        names = Names(4, b"secret")
+        for part in parts:
+            asyncio.run(names.add(part, Pace()))
+        return names.names.tolist()
+
+    tokens = [*range(1000, 1103)]
+    whole = named(tokens)
+    assert len(whole) == 25 and named(tokens[:7], tokens[7:8], tokens[8:]) == whole
+    monkeypatch.setattr(module, "NAMED_AT_ONCE", 3)
+    assert named(tokens) == whole and named(tokens[:99], tokens[99:]) == whole

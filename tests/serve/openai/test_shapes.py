@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from serve.endpoint import app, ask
 from serve.test_front import events
-from windtunnel.serve.openai.shapes import shape_of
+from windtunnel.serve.openai import shapes
+from windtunnel.serve.openai.requests import RefusedError
+from windtunnel.serve.openai.shapes import Shape, shape_of
 
 CHAT = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 12}
 PARAMETERS = {
@@ -91,3 +93,99 @@ def test_every_schema_gives_json_with_its_keys(schema: dict[str, Any]) -> None:
 def test_what_has_no_shape(extra: Any, word: str) -> None:
     (answer,) = ask(app(), ("POST", "/v1/chat/completions", CHAT | extra))
     assert answer.status_code == 400 and word in answer.json()["error"]["message"]
+
+
+def least(schema: Any) -> Any:
+    """The document of a schema, its first text being word."""
+    shape = shape_of({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}})
+    assert shape is not None and shape.tool is None
+    return json.loads(shape.before + ("word" if shape.has_text else "") + shape.after)
+
+
+@pytest.mark.parametrize(
+    ("schema", "document"),
+    [
+        *(
+            ({}, {}),
+            ({"type": "string"}, "word"),
+            ({"type": "array"}, []),
+            ({"type": "number"}, 0),
+            ({"type": "null"}, None),
+        ),
+        *(
+            ({"type": "integer"}, 0),
+            ({"type": "boolean"}, False),
+            ({"type": ["integer", "null"]}, 0),
+            ({"const": [1]}, [1]),
+        ),
+        *(
+            ({"enum": [7, 8]}, 7),
+            ({"default": 5, "enum": [7]}, 5),
+            ({"const": 4, "default": 5}, 4),
+            ({"type": "object"}, {}),
+        ),
+        ({"properties": {"a": {}, "b": {"type": "string"}}}, {"a": "word", "b": ""}),
+        (
+            {"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "required": ["b", "c"]},
+            {"b": None, "c": "word"},
+        ),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 0),
+        ({"oneOf": [{"const": 2}, {"const": 3}], "anyOf": []}, 2),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"enum": ["x"]}}}, "x"),
+        ({"properties": {"a": {"properties": {"b": {"const": 1}}}}}, {"a": {"b": 1}}),
+    ],
+)
+def test_the_least_document_of_a_schema(schema: Any, document: Any) -> None:
+    assert least(schema) == document
+
+
+def test_schemas_have_a_size_and_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "MOST_MEMBERS", 3)
+    assert least({"properties": {"a": {}, "b": {}}}) == {"a": "word", "b": ""}
+    with pytest.raises(RefusedError, match="documents of more than 3 members"):
+        least({"properties": {"a": {}, "b": {}, "c": {}}})
+    monkeypatch.undo()
+    monkeypatch.setattr(shapes, "DEEPEST", 2)
+    two: Any = {"properties": {"a": {"properties": {"b": {"type": "integer"}}}}}
+    assert least(two) == {"a": {"b": 0}}
+    for deep in ({"properties": {"a": two}}, {"anyOf": [two]}, {"$ref": "#/$defs/a", "$defs": {"a": two}}):
+        with pytest.raises(RefusedError, match="more than 2 levels"):
+            least(deep)
+    monkeypatch.setattr(shapes, "MOST_TOOLS", 2)
+    assert shape_of({"tools": TOOLS * 2}) is None
+    with pytest.raises(RefusedError, match="tools: 3 are not simulated: at most 2 are"):
+        shape_of({"tools": TOOLS * 3})
+
+
+def test_formats_and_choices() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    for body in ({}, {"response_format": None}, {"response_format": {"type": "text"}}, {"tool_choice": "none"}):
+        assert shape_of(body | {"tools": TOOLS}) is None
+    assert shape_of({"tools": TOOLS, "tool_choice": "auto"}) is None and shape_of({"response_format": "text"}) is None
+    assert shape_of({"response_format": {"type": "json_object"}}) == Shape('{"answer":"', '"}')
+    assert shape_of({"tools": [other, *TOOLS], "tool_choice": "required"}) == Shape("{}", "", "other", False)
+    named = shape_of({"tools": [other, *TOOLS], "tool_choice": {"function": {"name": "weather"}}})
+    assert named == Shape('{"days":0,"city":"', '","unit":"C","note":""}', "weather", True)
+    for wrong in (
+        *(
+            {"tools": "a"},
+            {"tools": ["a"]},
+            {"tools": [{"function": {"name": 5}}]},
+            {"tool_choice": {}, "tools": TOOLS},
+        ),
+        *(
+            {"tool_choice": {"function": "weather"}, "tools": TOOLS},
+            {"response_format": 5},
+            {"tool_choice": "required"},
+        ),
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+    ):
+        with pytest.raises(RefusedError):
+            shape_of(wrong)
+
+
+def test_a_document_in_as_many_pieces_as_tokens() -> None:
+    shape, closed = Shape("<", ">"), Shape("<", ">", has_text=False)
+    for count, pieces in ((1, ["<>"]), (2, ["<", ">"]), (3, ["<", 'a\\"', ">"]), (4, ["<", 'a\\"', "b", ">"])):
+        assert list(shape.around(iter(['a"', "b", "c"]), count)) == pieces
+        assert list(closed.around(iter("abc"), count)) == ["<>", *[" "] * (count - 1)]

@@ -54,6 +54,24 @@ def test_recorded_answers_are_never_found(tmp_path: Path) -> None:
     assert rows(found)[1][5:] == (0, 10)
 
 
+def test_a_leading_system_turn_is_said_with_the_next_one(tmp_path: Path) -> None:
+    """As aiperf 0.13 sends it; two of them, or one that says more, are turns like others."""
+    system, named = {"role": "system", "text": "s" * 40}, [{"name": "a", "contents": ["u" * 8, "v" * 12]}]
+    talks = [
+        {"session_id": str(k), "turns": [system, {"texts": named, "output_length": 2}, turn(3, 7)]} for k in (0, 1)
+    ]
+    assert rows(read(tmp_path, *talks)) == [
+        (0, [], 0.0, 15, 2, -1, 0),
+        (1, [], 0.0, 15, 2, 0, 10),
+        (0, [0], 0.0, 20, 7, 0, 17),
+        (1, [1], 0.0, 20, 7, 1, 17),
+    ]
+    timed = system | {"output_length": 4}
+    assert [row[3] for row in rows(read(tmp_path, talk("a", timed, turn(1, 1))))] == [10, 15]
+    with pytest.raises(InputError, match="a, turn 0: max_tokens=None"):
+        read(tmp_path, talk("a", system, system, turn(1, 1)))
+
+
 def test_forks_begin_with_the_history_and_spawned_ones_with_their_own_system_prompt(tmp_path: Path) -> None:
     found = read(
         tmp_path,
@@ -135,6 +153,8 @@ def test_what_each_turn_says_whole_begins_with_nothing(tmp_path: Path) -> None:
             "in a circle: r → a → b → a",
         ),
         ([talk("a", turn(1, 1)), talk("a", turn(1, 1))], "session_id='a': stands twice"),
+        ([{"session_id": "a", "turns": [5]}], "holds no conversations as AIPerf writes them"),
+        ([{"session_id": "a", "turns": [{"role": "system", "text": "s"}, 5]}], "holds no conversations as AIPerf"),
         ([talk("a", {"text": "hello"})], "a, turn 0: max_tokens=None: must be the answer's tokens"),
         ([talk("a", turn(1, 1), turn(1, 1, timestamp=5))], "turn 1: only first turns have a timestamp: give delay"),
         ([talk("a", turn(1, 1, delay=-1))], "delay=-1: must be milliseconds ≥ 0"),

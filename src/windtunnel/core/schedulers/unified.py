@@ -106,9 +106,9 @@ POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("key_prompt", "key_output", "key_priority", "keyed")),
     *((name, np.int64) for name in ("prefill_first", "allocation", "reserves", "watermark_blocks", "batching")),
     *((name, np.int64) for name in ("max_num_prefill_tokens", "long_prefill_token_threshold", "balance_timeout")),
-    *((name, np.int64) for name in ("max_num_partial_prefills", "max_long_partial_prefills", "prefills_together")),
-    *((name, np.int64) for name in ("stages", "places")),  # of one step; max_num_seqs is of all that run
-    ("by_arrival", np.int64),  # the order of running requests
+    *((name, np.int64) for name in ("max_num_partial_prefills", "max_long_partial_prefills")),
+    *((name, np.int64) for name in ("prefills_together", "prefills_at_most", "stages")),
+    *((name, np.int64) for name in ("places", "by_arrival")),  # of one step, not of all that run; the order of those
 ]
 
 LANE_FIELDS: Fields = [
@@ -199,7 +199,7 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
         "long_prefill_token_threshold": policy.long_prefill_token_threshold or UNLIMITED,
         "max_num_partial_prefills": policy.max_num_partial_prefills or UNLIMITED,
         "max_long_partial_prefills": policy.max_long_partial_prefills or UNLIMITED,
-        "prefills_together": policy.prefills_together(limits),
+        **{name: getattr(policy, name)(limits) for name in ("prefills_together", "prefills_at_most")},
     }
 
 

@@ -273,7 +273,7 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pi
     their old places, the last one first."""
     aside, admitted, longest = NONE, 0, 0
     while lane.head != NONE and left > 0 and not is_full(pool, lane, pipe):
-        if 0 < pool.prefills_together == admitted:
+        if 0 < pool.prefills_at_most == admitted:
             break
         tokens = head_tokens(pool, lane, requests, ends, left, kept)
         if pool.padded_prefills and (lane.chunks + 1) * max(longest, tokens) > pool.max_num_batched_tokens:

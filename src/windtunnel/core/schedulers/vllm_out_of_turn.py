@@ -262,7 +262,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     most = passes.most_tokens(pool, lane)
     tokens = pool.max_num_batched_tokens
     budget, preempted = passes.visit_in_turn(
-        pool, lane, requests, seats, extra, None, None, most, tokens, 0, 0, wanted_tokens, serve, evict
+        pool, lane, requests, seats, extra, None, None, most, tokens, 0, wanted_tokens, serve, evict
     )
     if not preempted and lane.head != NONE:
         admission.admit(pool, lane, requests, seats, extra, None, extra.stores, extra.drafts, None, budget, most, start)

@@ -24,10 +24,10 @@ from windtunnel.core.seats import (
     CONTEXT,
     EMPTY,
     ENDS,
+    LOOSE,
     NEVER,
     NOW,
     SEQUENCE,
-    STEADY,
     TOKENS,
     WHO,
     add_chunk,
@@ -271,22 +271,24 @@ def visit_in_turn(
     most: int,
     budget: int,
     slots: int,
-    i: int,
     wants: Any,
     serve: Any,
     drop: Any,
 ) -> tuple[int, bool]:
-    """Visit the seats from the ``i``-th on as the engine does: (the budget that is left, whether any request was
-    preempted). ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how
-    another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
-    preempted, skipped = False, 0
-    for k in range(i, lane.top):
-        seats[NOW, k] = 0
-    while i < lane.top and budget > 0:
+    """Visit the seats as the engine does, with speculation the LOOSE: (budget left, whether any request was preempted).
+
+    ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how another one is
+    dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``.
+    """
+    preempted, skipped, k, count = False, 0, 0, lane.top if drafts is None else lane.loose
+    for j in range(count):
+        seats[NOW, j if drafts is None else seats[LOOSE, j]] = 0
+    while k < count and budget > 0:
+        i = k if drafts is None else seats[LOOSE, k]
+        k += 1
         ends = seats[ENDS, i]
-        if STEADY <= ends < NEVER or skipped > 0:
+        if ends == EMPTY or skipped > 0:
             skipped -= 0 if ends == EMPTY else 1
-            i += 1
             continue
         request = requests[seats[WHO, i]]
         tokens = min(wants(pool, lane, extra.pipe, request, ends), most, budget)
@@ -317,7 +319,6 @@ def visit_in_turn(
                 serve(pool, lane, requests, seats, extra, i)
             if encoder is not None:
                 compute_inputs(lane, encoder, seats[WHO, i])
-        i += 1
     return budget, preempted
 
 
@@ -336,7 +337,6 @@ def schedule_in_turn(
         encoder,
         most,
         pool.max_num_batched_tokens,
-        0,
         0,
         wanted_tokens,
         compute_chunk,

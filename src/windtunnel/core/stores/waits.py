@@ -155,8 +155,20 @@ def holders_first(stores: Stores, lane: Lane, requests: Array) -> None:
     lane.head = first
 
 
+@part
+def needed_by_part_way(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """Blocks that running prompts still need after this step (``_inflight_prefill_reserved_blocks`` there)."""
+    needed = 0
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] == NEVER:
+            request = requests[seats[WHO, i]]
+            needed += blocks_of(pool, request.prompt + request.generated)
+            needed -= blocks_of(pool, request.context + seats[NOW, i])
+    return needed
+
+
 @compiled
-def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, budget: int) -> int:
+def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, seats: Array, stores: Stores, budget: int) -> int:
     """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES."""
     r, closed = lane.head, budget <= 0 or lane.running >= pool.admits_below
     if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:
@@ -170,7 +182,8 @@ def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, bud
     if tokens == 0:
         return COMPUTES
     margin = pool.watermark_blocks if lane.running > 0 else 0
-    if blocks_of(pool, known) - found + idle + lane.kv_reserved + margin > lane.free:
+    margin += lane.kv_reserved + needed_by_part_way(pool, lane, requests, seats)
+    if blocks_of(pool, known) - found + idle + margin > lane.free:
         return LACKS
     pop_first(lane, requests)
     lane.waiting += 1

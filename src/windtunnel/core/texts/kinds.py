@@ -1,4 +1,5 @@
-"""Of what the tokens were that prompts found in a cache: the session's earlier prompts, its answers, or other texts."""
+"""Of what the tokens were that prompts found in a cache: the session's earlier prompts, its answers, system prompts, or
+other texts."""
 
 from typing import Any
 
@@ -12,8 +13,9 @@ AGAIN = ("evicted", "elsewhere", "early")
 """Why what a prompt shares was computed again: it had been in the cache that was asked, and is gone; it was computed on
 other replicas or ranks only; or nowhere yet."""
 
-KINDS = ("history", "answers", "others")
-"""Earlier prompts of the same session; what the server answered in it; prompts of others, such as a system prompt."""
+KINDS = ("history", "answers", "system", "others")
+"""Earlier prompts of the same session; what the server answered in it; the prompts with which other sessions begin a
+conversation; and other texts: later turns of other sessions, or of requests without any."""
 
 
 def reuse_by_kind(demand: Any, cached_tokens: NDArray[np.int64]) -> dict[str, int]:
@@ -84,7 +86,13 @@ def count(above: Array, begins: Array, sessions: Array, prompts: Array, cached: 
         while end > 0:
             start = min(begins[owner], end)
             own = owner == r or (sessions[owner] == sessions[r] and sessions[r] != NONE)
-            answered = max(end - max(start, prompts[owner]), 0) if owner != r else 0
-            found[1] += answered
-            found[0 if own else 2] += end - start - answered
+            if own:
+                answered = max(end - max(start, prompts[owner]), 0) if owner != r else 0
+                found[1] += answered
+                found[0] += end - start - answered
+            else:
+                opens = above[owner] == NONE or sessions[above[owner]] != sessions[owner]
+                opening = min(end, prompts[owner]) - start if opens and sessions[owner] != NONE else 0
+                found[2] += max(opening, 0)
+                found[3] += end - start - max(opening, 0)
             end, owner = start, above[owner]

@@ -132,7 +132,8 @@ class Texts:
             last = place
             found.append((place, text.copy().digest()))
         for place, digest in reversed(found):
-            for served in reversed(self._known.get(digest, ())):
+            latest_first = reversed(self._known.get(digest, ()))
+            for served in sorted(latest_first, key=lambda one: one.names.tokens, reverse=True):
                 await pace.spend(8 + (served.names.tokens >> 1))
                 said = served.said()
                 if said and prompt.startswith(said, place):

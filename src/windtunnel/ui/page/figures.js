@@ -150,8 +150,8 @@ function drawTime(shown) {
     el("p", { class: "quiet" }, `busy ${percent(busy)}, ${percent(mfu)} of FLOP/s, ${percent(mbu)} of memory bandwidth; batches of ${number(shown.document.batch_size)}; kernel times ${percent(measured, 2)} measured, ${percent(interpolated, 2)} interpolated, ${percent(modelled, 2)} modelled`));
 }
 
-const FOUND = { history: "the session's earlier prompts", answers: "its answers", others: "other prompts" };
-const AGAIN = { evicted: "evicted", elsewhere: "on another replica", early: "not there yet" };
+const FOUND = { history: "the session's earlier prompts", answers: "its answers", system: "system prompts", others: "other prompts" };
+const AGAIN = { evicted: "evicted before reuse", elsewhere: "on another replica", early: "not there yet" };
 
 // What prompts found in the cache, and what was computed of them although it had been known.
 function reuse(run) {

@@ -37,11 +37,18 @@ def read_aiperf(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises InputError for unknown keys and conversations, circles, and turns without ``max_tokens``.
     """
     known: dict[str, Mapping[str, Any]] = {}
-    for number, row in enumerate(rows, start=1):
-        _check(row, number)
-        if str(row["session_id"]) in known:
-            raise InputError(f"row {number}: session_id={row['session_id']!r}: stands twice")
-        known[str(row["session_id"])] = row
+    try:
+        for number, row in enumerate(rows, start=1):
+            _check(row, number)
+            if str(row["session_id"]) in known:
+                raise InputError(f"row {number}: session_id={row['session_id']!r}: stands twice")
+            known[str(row["session_id"])] = _with_system(row)
+        return _played(known)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"holds no conversations as AIPerf writes them ({type(error).__name__}: {error})") from None
+
+
+def _played(known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     started = {child for row in known.values() for child in _children(row)}
     for child in started:
         if child not in known:
@@ -69,6 +76,20 @@ def _check(row: Mapping[str, Any], number: int) -> None:
             if key not in TURN:
                 raise unknown(f"row {number}: key of a turn", key, TURN)
         _check_branches(turn, f"row {number}, turn {place}", place, len(turns))
+
+
+def _with_system(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The conversation, whose first turn is its system prompt where that is all it says (aiperf 0.13,
+    dataset/loader/multi_turn.py: ``_try_hoist_system_message``): with the second turn's message, and sent with it."""
+    first, *others = row.get("turns") or [{}]
+    if first.get("role") != "system" or not first.keys() <= {"role", "text", "texts"} or not others:
+        return row
+    if others[0].get("role") == "system":
+        return row
+    messages = [
+        {"role": turn.get("role"), "content": turn.get("texts") or turn.get("text")} for turn in (first, others[0])
+    ]
+    return {**row, "turns": [{**others[0], "messages": messages}, *others[1:]]}
 
 
 def _check_branches(turn: Mapping[str, Any], where: str, place: int, turns: int) -> None:

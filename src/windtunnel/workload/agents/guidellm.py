@@ -20,7 +20,9 @@ HISTORIES = ("new", "last", "full")
 def is_guidellm(row: Mapping[str, Any]) -> bool:
     """Whether a line is one of these conversations."""
     turns = row.get("turns")
-    return f"{PROMPT}0" in row or (isinstance(turns, list) and bool(turns) and "node_id" in turns[0])
+    return f"{PROMPT}0" in row or (
+        isinstance(turns, list) and turns[:1] != [] and isinstance(turns[0], dict) and "node_id" in turns[0]
+    )
 
 
 def read_guidellm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

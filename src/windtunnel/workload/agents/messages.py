@@ -22,7 +22,7 @@ def has_messages(data: bytes) -> bool:
     return all(f'"{key}"'.encode() in data[:FIRST_BYTES] for key in MESSAGE)
 
 
-def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def read_messages(rows: list[dict[str, Any]], answers: str = "live") -> dict[str, Any]:
     """Arguments of Workload.from_columns from messages: each of the assistant is a request, whose prompt is the system
     prompt, the tools and all messages before it. Tokens are estimated, four characters each.
 
@@ -34,6 +34,8 @@ def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
         missing = next((key for key in MESSAGE if key not in row), None)
         if missing is not None:
             raise InputError(f"row {number}: {missing} is missing: a message has {', '.join(MESSAGE)}")
+        if type(row["turn"]) is not int:
+            raise InputError(f"row {number}: turn={row['turn']!r}: must be a whole number")
         talk = talks.setdefault(str(row["conversation_id"]), [])
         if talk and row["turn"] != talk[-1]["turn"] + 1:
             before = talk[-1]["turn"]
@@ -47,7 +49,8 @@ def read_messages(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not columns["session"]:
         raise InputError("has no messages of the role assistant: they are the answers")
     notes = ["token counts are estimated: 4 characters a token"]
-    notes.append("without --answers recorded, as MLPerf replays them, later prompts hold what the server answers")
+    if answers == "live":
+        notes.append("without --answers recorded, as MLPerf replays them, later prompts hold what the server answers")
     if unanswered := sum(talk[-1]["role"] != "assistant" for talk in talks.values()):
         notes.append(f"{unanswered} conversations end with a message of the client, which is left out")
     return {**columns, "arrival": 0.0, "notes": notes}
@@ -63,7 +66,10 @@ def _append_talk(
     for row in talk:
         own = tokens_of("".join(_said(row, key) for key in ("content", "tool_calls", "tool_results")))
         if row["role"] != "assistant":
-            prompt, think = prompt + own, think + float(row.get("delay_seconds") or 0.0)
+            delay = row.get("delay_seconds") or 0.0
+            if isinstance(delay, bool) or not isinstance(delay, int | float):
+                raise InputError(f"delay_seconds={delay!r}: must be a number of seconds")
+            prompt, think = prompt + own, think + delay
             continue
         at = len(columns["session"])
         begins = (heads[head], shared) if head in heads and shared else None

@@ -28,7 +28,8 @@ def said(message: Any) -> str:
     if not isinstance(message, dict):
         return ""
     calls = message.get("tool_calls")
-    return said(message.get("content") or message.get("text")) + (json.dumps(calls) if calls else "")
+    text = message.get("content") or message.get("contents") or message.get("text")
+    return said(text) + (json.dumps(calls) if calls else "")
 
 
 def seconds_of(milliseconds: Any, name: str) -> float:

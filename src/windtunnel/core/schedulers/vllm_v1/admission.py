@@ -237,7 +237,7 @@ def admit(
     while True:
         aside = set_aside(pool, lane, requests, adapters, extra.pipe, drafts, budget, aside)
         if stores is not None:
-            begun = begin_elsewhere(pool, lane, requests, stores, budget)
+            begun = begin_elsewhere(pool, lane, requests, seats, stores, budget)
             if begun == LOADS:
                 continue
             if begun == LACKS:

@@ -32,7 +32,7 @@ from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_inte
 from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.schedulers.vllm_v1.speculation import drafts_of, num_accepted, num_proposed
 from windtunnel.core.schedulers.vllm_v1.steady import COMPUTED, CONTINUED, REQUEST, WRONG, YIELDED
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, close_gaps, stand_up
+from windtunnel.core.seats import EMPTY, ENDS, LOOSE, NEVER, NOW, WHO, add_chunk, close_gaps, find_loose, stand_up
 from windtunnel.core.step import depart, nothing
 
 __all__ = ["comes_again", "enqueue", "forget", "join", "may_stage", "occupied", "stage"]
@@ -260,6 +260,7 @@ def serve_steady(state: State, pool: Pool, i: int, most: int) -> None:
         steady.serve_all(pool, lane, rows)
     else:
         steady.bring_out_all(state, pool, i)
+        find_loose(lane, state.seats[i])
 
 
 @part
@@ -272,6 +273,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, extra.drafts, ranks)
     most = passes.most_tokens(pool, lane)
+    find_loose(lane, seats)
     if lane.steady > 0:
         serve_steady(state, pool, i, most)
     begin_inputs(pool, lane, extra.encoder)
@@ -287,7 +289,6 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         most,
         pool.max_num_batched_tokens - pool.draft_slots - served,
         pool.draft_slots,
-        lane.top if lane.running == lane.steady else 0,
         wanted_tokens,
         serve,
         evict,
@@ -310,6 +311,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         )
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
+            find_loose(lane, seats)
     end_inputs_of_drafts(pool, lane, requests, seats, extra.encoder)
     end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
@@ -332,7 +334,8 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     flight, count = extra.flights[i, lane.flight], 0
     if lane.steady > 0:
         steady.launch_all(state, pool, i)
-    for seat in range(lane.top if lane.running > lane.steady else 0):
+    for k in range(lane.loose):
+        seat = seats[LOOSE, k]
         tokens = seats[NOW, seat]
         if seats[ENDS, seat] == EMPTY or tokens == 0:
             continue

@@ -16,12 +16,13 @@ from windtunnel.core.log import log_has_room, write_step
 from windtunnel.core.records import AT_ONCE, GONE, JUMPS, NONE, Array, Fields, Group, Lane, Pool, Request, State
 from windtunnel.core.schedulers.vllm_passes import most_tokens
 from windtunnel.core.schedulers.vllm_v1.speculation import AT_LEAST, MASK, blocks_ahead, mixed
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, STEADY, WHO
+from windtunnel.core.seats import ENDS, LOOSE, NEVER, NOW, STEADY, WHO, find_loose
 from windtunnel.core.step import begin_boundary
 
 LANE_FIELDS: Fields = [
     ("told_at", np.float64),  # when the latest output arrived
     ("told_before", np.float64),  # when the one before did
+    ("loose", np.int64),  # seats in LOOSE
     ("steady", np.int64),  # requests in its table
     ("steady_prompts", np.int64),  # the tokens of their prompts
     ("ring", np.int64),  # which of PLACES is the latest
@@ -202,6 +203,7 @@ def bring_out_ending(state: State, pool: Pool, i: int) -> None:
         if after[f] >= rows[OUTPUT, f]:
             seat = bring_out(state, pool, i, f)
             state.seats[i, NOW, seat] = 1 + pool.num_speculative_tokens
+    find_loose(lane, state.seats[i])
 
 
 # A step.
@@ -265,17 +267,17 @@ def fit_together(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: A
         pool.max_num_batched_tokens - lane.steady * (1 + drafts + pool.draft_slots),
         lane.free - lane.steady_due,
     )
-    before = False
-    for i in range(lane.top - 1 if lane.running > lane.steady else -1, -1, -1):
-        if seats[ENDS, i] == STEADY:
-            before = True
-        elif seats[ENDS, i] != EMPTY:
-            request = requests[seats[WHO, i]]
-            tokens = min(wants(pool, lane, extra.pipe, request, seats[ENDS, i]), most)
-            if tokens > 0:
-                asked = min(tokens, pool.max_num_batched_tokens)
-                free -= max(blocks_ahead(pool, request.context + asked) - request.blocks, 0)
-                left -= tokens + pool.draft_slots if before else 0
+    last = lane.top - 1 if lane.loose > 0 else NONE
+    while last >= 0 and seats[ENDS, last] != STEADY:
+        last -= 1
+    for k in range(lane.loose):
+        i = seats[LOOSE, k]
+        request = requests[seats[WHO, i]]
+        tokens = min(wants(pool, lane, extra.pipe, request, NEVER), most)
+        if tokens > 0:
+            asked = min(tokens, pool.max_num_batched_tokens)
+            free -= max(blocks_ahead(pool, request.context + asked) - request.blocks, 0)
+            left -= tokens + pool.draft_slots if i < last else 0
     return bool(left >= 0 and free >= 0 and most > drafts)
 
 
