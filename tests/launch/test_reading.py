@@ -259,6 +259,18 @@ def test_hand_overs_and_stores_of_vllm() -> None:
     assert any("FlexKVConnector" in word.note for word in unknown.not_simulated)
 
 
+def test_sizes_of_stores_in_host_memory() -> None:
+    """LMCache's size is in GiB for each GPU, and its chunk has 256 tokens."""
+    lmcache = "LMCACHE_MAX_LOCAL_CPU_SIZE=2 vllm serve M -tp 2 --kv-transfer-config "
+    lmcache += """'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"%s}'"""
+    for extra, chunk in (("", 256), (',"kv_connector_extra_config":{"lmcache.chunk_size":64}', 64)):
+        assert read(lmcache % extra).stores == (f"tier=host capacity={4 * 2**30} chunk_tokens={chunk}",)
+    offloading = """vllm serve M --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","""
+    offloading += """"kv_connector_extra_config":{"cpu_bytes_to_use":9000,"block_size":48,"store_threshold":%d}}'"""
+    for threshold, said in ((0, ""), (1, " write_after=1")):
+        assert read(offloading % threshold).stores == (f"tier=host capacity=9000 chunk_tokens=48{said}",)
+
+
 def test_what_nobody_has_filled_in_is_asked_for() -> None:
     with pytest.raises(InputError, match=r"--tensor-parallel-size=\$TP: the line does not say"):
         read("vllm serve M --tensor-parallel-size $TP")

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,6 +218,12 @@ def test_what_the_log_says_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None
     assert first["id"] == "cmpl-00000000" and len(str(first["decode_s"]).partition(".")[2]) <= 6
     assert answer.json()["created"] == 1234 and answer.json()["id"] == "cmpl-00000001"
     Log(None).write("nothing")
+
+
+def test_a_line_of_the_log_is_on_disk_when_it_is_written(tmp_path: Path) -> None:
+    with (tmp_path / "log.jsonl").open("w") as file:
+        Log(file).write("stopped")
+        assert json.loads((tmp_path / "log.jsonl").read_text())["event"] == "stopped"
 
 
 FINE = [0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60]

@@ -50,6 +50,14 @@ def test_ranks_of_one_server_over_nodes(tmp_path: Path) -> None:
     assert worker.endswith(f"{head} 3 --headless --data-parallel-start-rank 4\n")
 
 
+def test_two_ranks_take_a_node_each(tmp_path: Path) -> None:
+    """Of eight GPUs."""
+    ranks = server(mixed(2, "vllm_dp", tensor_parallel_size=8))
+    leader, worker = (ran(tmp_path, ranks.part(leads=leads), int(not leads)) for leads in (True, False))
+    assert "start-rank" not in leader
+    assert worker.endswith("--data-parallel-size-local 1 --headless --data-parallel-start-rank 1\n")
+
+
 def test_sglangs_nodes_meet_at_the_leader(tmp_path: Path) -> None:
     wide = server(mixed(1, preset="sglang-0.5", tensor_parallel_size=8, pipeline_parallel_size=2))
     words = ran(tmp_path, wide.part(leads=False), 1, "python")
