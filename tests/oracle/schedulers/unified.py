@@ -281,9 +281,7 @@ class Scheduler:
                     break
                 aside.append(self.waiting.pop())
                 continue
-            self.running.append(self.waiting.pop())
-            if self.policy.running_order == "arrival":
-                self.running.sort(key=lambda one: (one.arrival, one.id))
+            self._run(self.waiting.pop())
             request.prefill_tokens = request.num_tokens
             request.resumed = request.preemptions > 0
             batch.admitted[request] = 0
@@ -371,7 +369,12 @@ class Scheduler:
         request.num_blocks = min(self._blocks(max(request.num_computed_tokens, reserved)), self.limits.num_blocks)
         self.free_blocks -= request.num_blocks
 
+    def _run(self, request: Request) -> None:
+        self.running.append(request)
+        if self.policy.running_order == "arrival":
+            self.running.sort(key=lambda one: (one.arrival, one.id))
+
     def join(self, request: Request) -> None:
         """See oracle.reservation."""
         request.resumed = True
-        self.running.append(request)
+        self._run(request)
