@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from equality import Impatient
+from equality import Impatient, stages_of
 from equality import cases as vllm_cases
 from equality_unified import Impatient as ImpatientUnified
 from equality_unified import cases as unified_cases
+from hypothesis import assume
 from hypothesis import strategies as st
 from oracle import handover as reference
 from oracle.loop import Replica, least_outstanding, round_robin, vllm_dp
@@ -120,6 +121,21 @@ def cases(draw: st.DrawFn, kind: str = "any") -> Case:
     size = draw(st.sampled_from([0.0, 0.125, 0.25]))
     work: Any = demand.prompt_tokens * size
     return Case(fleet, demand, (draw(routers()), draw(routers())), Crossing(between, asked, work * 10, work))
+
+
+@st.composite
+def in_stages(draw: st.DrawFn, fleet: Fleet, roles: tuple[str, ...]) -> Fleet:
+    """The fleet, of vLLM's schedulers, with its pools of these roles in several stages."""
+    policies, tables = list[Any](fleet.policies), list(fleet.times)
+    for place, role in enumerate(fleet.roles):
+        policies[place] = replace(policies[place], prefix_caching=False)
+        if role in roles:
+            assume(not fleet.lockstep[place])
+            times = draw(stages_of(fleet.limits[place]))
+            one = replace(policies[place], pipeline_parallel_size=len(times.stages), prefill_schedule_interval=1)
+            assume(role == "prefill" or one.keeps_turns)
+            policies[place], tables[place] = one, times
+    return replace(fleet, policies=tuple(policies), times=tuple(tables))
 
 
 def routers() -> Any:

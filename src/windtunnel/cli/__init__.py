@@ -22,8 +22,8 @@ from windtunnel.version import __version__
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 
 COLLECTED_EVERY = 50_000
-"""New objects after which garbage is collected: little of what a command makes is garbage, by default (700)
-Python spends a tenth of a short run looking for it."""
+"""New objects after which garbage is collected. A command makes little of it; looking for it after every 700, Python's
+default, took a tenth of a short run."""
 
 COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
     "Simulate": {

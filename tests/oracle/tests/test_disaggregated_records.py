@@ -9,8 +9,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from core import pools_cases
-from core.pools_cases import STEPS, Case, assert_nothing_is_left, cases, equal_requests, steps_of, tandem
-from equality import RELAXED, Impatient, StuckError, _contents, balanced, stages_of
+from core.pools_cases import (
+    STEPS,
+    Case,
+    assert_nothing_is_left,
+    cases,
+    equal_requests,
+    in_stages,
+    steps_of,
+    tandem,
+)
+from equality import RELAXED, Impatient, StuckError, _contents, balanced
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -194,18 +203,7 @@ def test_who_takes_the_seat_of_an_evicted_request_may_leave_before_it() -> None:
 def staged_cases(draw: st.DrawFn, roles: tuple[str, ...]) -> tuple[Case, Any]:
     """Pools of these roles in stages."""
     case, uniforms = draw(known_cases("vllm"))
-    tables, policies = list(case.fleet.times), list[Any]()
-    given: Any = case.fleet.policies
-    for place, policy in enumerate(given):
-        plain = replace(policy, prefix_caching=False)
-        if case.fleet.roles[place] in roles:
-            assume(not case.fleet.lockstep[place])
-            times = draw(stages_of(case.fleet.limits[place]))
-            plain = replace(plain, pipeline_parallel_size=len(times.stages), prefill_schedule_interval=1)
-            assume(case.fleet.roles[place] == "prefill" or plain.keeps_turns)
-            tables[place] = times
-        policies.append(plain)
-    return replace(case, fleet=replace(case.fleet, policies=tuple(policies), times=tuple(tables))), uniforms
+    return replace(case, fleet=draw(in_stages(case.fleet, roles))), uniforms
 
 
 @pytest.mark.plain_python

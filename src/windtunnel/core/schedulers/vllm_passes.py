@@ -277,8 +277,8 @@ def visit_in_turn(
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does, with speculation the LOOSE: (budget left, whether any request was preempted).
 
-    ``slots``: places of the budget beside a request's tokens. What one wants, how it is served, and how another one is
-    dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``.
+    ``slots``: places of the budget that a request takes in addition to its tokens. What one wants, how it is served,
+    and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``.
     """
     preempted, skipped, k, count = False, 0, 0, lane.top if drafts is None else lane.loose
     for j in range(count):
