@@ -2,6 +2,9 @@
 
 Ranks in lockstep end their runs of equal steps together, so the loop writes a row for each of them whenever one of them
 changes. ``Folding`` leaves the rows of those that do change: of the others the row before lasts longer.
+
+Where steps verify drafts, requests gain as many tokens as are right. A run of steps that differ in nothing else is a
+row, with its *gains* in an array [m, 2]: for each step, tokens in the cache and blocks in use beyond those of the first.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +43,7 @@ def write_step(
         counters[ROWS] += 1
         row.start, row.replica, row.lane = start, group.replica, lane.rank
         row.steps, row.decodes, row.kv_tokens, row.discarded, row.transfer = 0, 0, 0, 0, 0.0
-        row.unfilled, row.paused = 0, start > group.end
+        row.unfilled, row.gains, row.paused = 0, 0, start > group.end
         if k == 0:
             row.steps, row.decodes, row.kv_tokens = 1, lane.step_decodes, lane.step_kv
             row.discarded, row.transfer = discarded, transfer
@@ -95,7 +98,7 @@ def write_hold(state: State, pool: Pool, group: Group, lane: Lane) -> None:
     row.start, row.replica, row.lane, row.transfer = lane.idle_from, group.replica, lane.rank, lane.idle_held
     row.steps, row.decodes, row.kv_tokens, row.discarded, row.waiting = 0, 0, 0, 0, 0
     row.chunk_tokens, row.chunk_context, row.used_blocks = 0, 0, pool.num_blocks - lane.free
-    row.unfilled, row.paused = 0, 0
+    row.unfilled, row.gains, row.paused = 0, 0, 0
 
 
 @part
@@ -104,6 +107,26 @@ def write_stall(state: State, r: int, last_token: float, resumed_token: float) -
     stall = state.stalls[state.counters[STALLS]]
     state.counters[STALLS] += 1
     stall.request, stall.last_token, stall.resumed_token = r, last_token, resumed_token
+
+
+def no_gains(count: int = 0) -> NDArray[np.int32]:
+    """Room for the gains of so many steps."""
+    return np.empty((count, 2), dtype=np.int32)
+
+
+def one_by_one(rows: NDArray[Any], gains: NDArray[np.int32], first: Any, end: Any) -> NDArray[Any]:
+    """The log with a row for each step of those that have gains. ``first``, ``end``: see ``rebuild.StepEnds``."""
+    counts = np.where(rows["gains"] > 0, rows["steps"], 1)
+    of = np.repeat(np.arange(len(rows)), counts)
+    later = np.flatnonzero(rows["gains"][of] > 0)
+    step = later - (np.cumsum(counts) - counts)[of[later]]
+    found, at = rows[of], rows["gains"][of[later]] - 1 + step
+    found["kv_tokens"][later] += gains[at, 0]
+    found["used_blocks"][later] += gains[at, 1]
+    found["steps"][later], found["gains"][later] = 1, 0
+    later, step = later[step > 0], step[step > 0]
+    found["start"][later], found["paused"][later] = end[first[of[later]] + step - 1], 0
+    return found
 
 
 @dataclass
