@@ -106,7 +106,11 @@ class StepEnds(NamedTuple):
 
 
 def step_ends_of_rows(
-    log: Log, times: tuple[BatchTimes, ...], pool_of_replica: Integers, lockstep_lanes: Integers, gains: Gains = NO_GAINS
+    log: Log,
+    times: tuple[BatchTimes, ...],
+    pool_of_replica: Integers,
+    lockstep_lanes: Integers,
+    gains: Gains = NO_GAINS,
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)

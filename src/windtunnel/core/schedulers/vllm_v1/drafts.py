@@ -15,7 +15,21 @@ from windtunnel.core import step as steps
 from windtunnel.core.blocks import give_back, offer
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import no_gains, write_stall, write_step
-from windtunnel.core.records import GAINED, GONE, HALTS, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.records import (
+    GAINED,
+    GONE,
+    HALTS,
+    IDLE,
+    NONE,
+    QUEUED,
+    STALLS,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    State,
+)
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes

@@ -13,7 +13,21 @@ import numpy as np
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.log import log_has_room, write_step
-from windtunnel.core.records import AT_ONCE, GAINED, GONE, JUMPS, NONE, ROWS, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.records import (
+    AT_ONCE,
+    GAINED,
+    GONE,
+    JUMPS,
+    NONE,
+    ROWS,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    Request,
+    State,
+)
 from windtunnel.core.schedulers.vllm_passes import most_tokens
 from windtunnel.core.schedulers.vllm_v1.speculation import AT_LEAST, MASK, blocks_ahead, mixed
 from windtunnel.core.seats import ENDS, LOOSE, NEVER, NOW, STEADY, WHO, find_loose
