@@ -31,7 +31,7 @@ def times(found: Pool) -> BatchTimes:
 
 
 def settings(line: str) -> dict[str, Any]:
-    return read_line(read_source(line)[0]).settings
+    return dict(read_line(read_source(line)[0]).settings)
 
 
 def of_vllm(rank: int, copies: int, tokens: int) -> list[int]:
