@@ -18,7 +18,7 @@ GRAPHS = {"vllm-0.32": (), "vllm-0.33": ("DeepseekV32ForCausalLM", "GlmMoeDsaFor
 
 
 def spreads_decodes(engine: Engine) -> bool:
-    """Whether copies divide decodes, too."""
+    """Whether copies divide decodes as well."""
     return engine.backend == "vllm" and engine.prefill_context_parallel_size > 1
 
 
