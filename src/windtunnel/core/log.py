@@ -4,7 +4,8 @@ Ranks in lockstep end their runs of equal steps together, so the loop writes a r
 changes. ``Folding`` leaves the rows of those that do change: of the others the row before lasts longer.
 
 Where steps verify drafts, requests gain as many tokens as are right. A run of steps that differ in nothing else is a
-row, with its *gains* in an array [m, 2]: for each step, tokens in the cache and blocks in use beyond those of the first.
+row, with its *gains* in an array [m, 2]: for each step, tokens in the cache and blocks in use beyond those of the
+first.
 """
 
 from dataclasses import dataclass, field
@@ -222,3 +223,47 @@ def fold_rows(rows: Array, first: int, upto: int, layout: Array, open_rows: Arra
             at += 1
         row = after
     return at
+
+
+@part
+def gained(gains: Array, first: int, steps: int, which: int) -> float:
+    """The mean gain of a row."""
+    total = 0
+    for step in range(first - 1, first - 1 + steps):
+        total += gains[step, which]
+    return float(total) / float(steps)
+
+
+@entry
+def add_up(
+    columns: Array, gains: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array
+) -> None:
+    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
+    where any row of its group begins. ``columns`` [9, rows]: the first step, steps, blocks and what is unfilled of them
+    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most, and
+    where gains begin.
+    """
+    for row in range(len(start)):
+        first, steps, used, unfilled, grown, tokens, block, most, gain = columns[:, row]
+        begin, at, after = start[row], 0, 0
+        while at < steps:
+            after = at + 1
+            while after < steps and not begins[first + after]:
+                after += 1
+            until = end[first + after - 1]
+            seconds, share = until - begin, 1.0
+            if low > -np.inf:
+                inside = min(until, high) - max(begin, low)
+                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
+            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
+            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
+            passed = at + 0.5 * (after - at - 1)
+            if gain > 0:
+                level, blocks = float(used) + gained(gains, gain, steps, 1), used + gains[gain + steps - 2, 1]
+                passed = gained(gains, gain, steps, 0) / float(grown)
+            out[0, row] += share * (after - at)
+            out[1, row] += share * seconds
+            out[2, row] += share * (after - at) * passed
+            out[3, row] += share * seconds * level
+            out[4, row] = max(out[4, row], float(blocks))
+            begin, at = until, after

@@ -210,7 +210,7 @@ class Steps:
     def inside(self, window: Window) -> "Inside":
         """What of each row lies in the window: what an edge cuts, until another row of its group begins, counts in
         proportion."""
-        from windtunnel.core.rebuild import add_up
+        from windtunnel.core.log import add_up
 
         log, heads = self.run.iterations, self.heads
         replica, start = log.replica[heads], log.start[heads]

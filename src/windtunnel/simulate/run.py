@@ -100,12 +100,12 @@ class Iterations(_Table):
     stages for the rank's n-th step. Runs of its lanes that follow each other, with as many steps, take turns.
 
     ``decodes`` requests emit a token in each step; ``kv_tokens`` is what they have in the cache before the first step
-    together, and grows by ``decodes`` a step, or by what drafts yield (``gains``). ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
-    grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
-    lockstep have a row for every step together, idle ones too: each a new one only where it changes, or begins after a
-    pause of all of them. ``used_blocks`` and ``waiting`` hold after the first
-    step was scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the
-    start of the next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
+    together, and grows by ``decodes`` a step, or by what drafts yield (``gains``). ``chunk_tokens`` > 0 is a prefill
+    chunk at ``chunk_context``, which grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows
+    with ``steps`` = 0. Lanes in lockstep have a row for every step together, idle ones too: each a new one only where
+    it changes, or begins after a pause of all of them. ``used_blocks`` and ``waiting`` hold after the first step was
+    scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the start of the
+    next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
     """
 
     replica: Integers
@@ -296,8 +296,8 @@ class Run:
         """When every step of each group of lanes ends, where no replica has several stages."""
         from windtunnel.core.rebuild import step_ends_of_rows
 
-        log, _, *layout = self._log(None)
-        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), *layout)
+        log, _, pools, lanes, gains = self._log(None)
+        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), pools, lanes, gains)
 
     def seconds(self, tables: Sequence[tuple[BatchTimes, ...]]) -> list[float]:
         """What all steps of all lanes take together under each of these tables (one for each pool)."""
@@ -305,8 +305,8 @@ class Run:
 
         if self.piped:
             return [float(self.durations(of_pools).sum()) for of_pools in tables]
-        log, _, *layout = self._log(None)
-        found: list[float] = seconds(log, tuple(tables), *layout).tolist()
+        log, _, pools, lanes, gains = self._log(None)
+        found: list[float] = seconds(log, tuple(tables), pools, lanes, gains).tolist()
         return found
 
     def _log(

@@ -10,7 +10,7 @@ import pytest
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.log import one_by_one
 from windtunnel.core.rebuild import durations, iteration_times, seconds, step_ends_of_rows
-from windtunnel.perf.batch_times import linear
+from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.drafts import SLOTS, Drafts
 
@@ -87,13 +87,14 @@ def test_runs_are_equal(seed: int) -> None:
 def test_runs_of_steps_hold_every_step(seed: int) -> None:
     """Rows with gains are the rows of single steps, to the bit: how they are rebuilt, and how long they take."""
     fleet, demand = drawn(seed)
-    fleet = replace(fleet, lockstep=(False,), times=(replace(fleet.times[0], expert_tokens=np.zeros(1)),))
+    times = replace(whole(fleet.times[0]), expert_tokens=np.zeros(1))
+    fleet = replace(fleet, lockstep=(False,), times=(times,))
     none = np.zeros(len(demand.arrival))
     folded, single = run(fleet, demand, 0, none, folds=True), run(fleet, demand, 0, none, False)
     rows, gains = folded.rows, folded.gains
     assert gains is not None
     layout = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-    ends = step_ends_of_rows(rows, fleet.times, *layout, gains)
+    ends = step_ends_of_rows(rows, (times,), *layout, gains)
     ours = one_by_one(rows, gains, ends.first, ends.end)
     order = [np.lexsort((found["start"], found["lane"])) for found in (ours, single.rows)]
     for name in set(rows.dtype.names or ()):
@@ -103,5 +104,5 @@ def test_runs_of_steps_hold_every_step(seed: int) -> None:
     for name in ("start", "duration", "decodes", "busy"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
     assert durations(rows, fleet.times, *layout, gains).tolist() == one.duration.tolist()
-    found = [seconds(*asked) for asked in ((rows, (fleet.times,), *layout, gains), (ours, (fleet.times,), *layout))]
-    np.testing.assert_allclose(*found, rtol=1e-12)
+    found = seconds(rows, ((times,),), *layout, gains).tolist()
+    assert found == pytest.approx(seconds(ours, ((times,),), *layout).tolist(), rel=1e-12)
