@@ -216,7 +216,7 @@ def shifted(points: Sequence[Measured]) -> str:
         alone += moved(members, plain_groups([one for one in points if one.server != server]))
     (before, after), (_, left) = (np.median(np.abs(np.expm1(-np.array(logs))), axis=0) for logs in (halved, alone))
     return (
-        f"Median error of the tpot of the half that decides nothing: {before:.1%}, of servers in the middle of what the "
+        f"Median error of the tpot of the half that decides nothing: {before:.1%}, in the middle of what the "
         f"other half knows {after:.1%}, of what all servers but that one know {left:.1%}."
     )
 

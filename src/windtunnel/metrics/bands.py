@@ -162,8 +162,8 @@ class Bands:
             ("checked", "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"),
         ]
         if expected := self.expected("mean"):
-            steps = f"steps ×{exp(self.doubt.shift):.2f}, as {self.doubt.nearest.words}"
-            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: {steps}"))
+            moved = f"steps ×{exp(self.doubt.shift):.2f}, as {self.doubt.nearest.words}"
+            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: {moved}"))
         if isfinite(self.uncertainty.error):
             kernels, host = 100 * self.uncertainty.kernels, 100 * self.uncertainty.host
             found.append(("model error", f"per step: kernels ±{kernels:.0f} %, host work ±{host:.1f} %"))

@@ -86,12 +86,13 @@ COLUMNS = (
 
 
 GENERATED: dict[str, Any] = {"max-num-tokens": "prompt"}
-ONE_WAITS = {"meta-llama/Llama-3.1-8B-Instruct"}
-"""Models that TensorRT-LLM served the other sources with a place fewer than clients. One request waits at all times: with
-8, 16 and 32 clients the mean time to first token grows by output · TPOT / clients, whatever the lengths and GPUs (0.8 to
-1.2 of it, and 0.0 of the other models'), which is what Little's law says of one place too few."""
 GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": TRT_FP8_KV}
 """What aiconfigurator writes, whose deployments of TensorRT-LLM the other sources measured."""
+
+ONE_WAITS = {"meta-llama/Llama-3.1-8B-Instruct"}
+"""Models that TensorRT-LLM served the other sources with a place fewer than clients. One request waits at all times:
+with 8, 16 and 32 clients the mean time to first token grows by output · TPOT / clients, whatever the lengths and GPUs
+(0.8 to 1.2 of it, and 0.0 of the other models'): what Little's law says of one place too few."""
 
 LARGEST_WORKER = 16
 """Most GPUs that share every layer in one worker."""
