@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "vllm": {
         "enable_prefix_caching": st.booleans(),
         "decode_context_parallel_size": st.sampled_from([2, 4]),
+        "prefill_context_parallel_size": st.sampled_from([2, 4]),
         "block_size": st.sampled_from([32, 64]),
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
@@ -103,6 +104,7 @@ OWN: dict[str, dict[str, Any]] = {
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
         "decode_context_parallel_size": st.sampled_from([2, 4]),
+        "prefill_context_parallel_size": st.sampled_from([2, 4]),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),

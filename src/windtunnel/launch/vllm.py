@@ -429,7 +429,7 @@ def _handover(usual: str, config: Mapping[str, Any], extra: Mapping[str, Any]) -
 def _mooncake(asked: Asked, engine: Mapping[str, Any]) -> str | None:
     """What all GPUs give of their hosts' memory (vllm/distributed/mooncake_store.py); None where the file that says it
     is not here, or another process has the memory."""
-    ranks = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    ranks = tuple(f"{name}_parallel_size" for name in ("tensor", "pipeline", "data", "prefill_context"))
     gpus = prod(engine[name] or 1 for name in ranks)
     segment, mode = asked.line.flags.get(f"{MOONCAKE}global-segment-size"), asked.line.flags.get(f"{MOONCAKE}mode")
     if mode not in ("embedded", None) or not (mode or segment):

@@ -62,8 +62,9 @@ def server_key(pool: Mapping[str, Any]) -> ServerKey:
     """The server of a pool, from what ``Pool.spec`` and a run's manifest say of it."""
     engine = pool["engine"]
     layout = f"TP{engine['tensor_parallel_size']}"
-    for name, short in (("pipeline", "PP"), ("data", "DP")):
-        layout += f" {short}{engine[f'{name}_parallel_size']}" if engine[f"{name}_parallel_size"] > 1 else ""
+    for name, short in (("pipeline", "PP"), ("data", "DP"), ("prefill_context", "PCP")):
+        size = engine.get(f"{name}_parallel_size", 1)
+        layout += f" {short}{size}" if size > 1 else ""
     layout += " EP" if engine["enable_expert_parallel"] else ""
     dtype = pool["quantization"] or "16 bits"
     return ServerKey(
