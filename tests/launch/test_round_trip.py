@@ -87,6 +87,7 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
         "fuse_allreduce_rms": st.booleans(),
         "enable_symm_mem": st.just(True),
+        "flashinfer_sampler": st.just(True),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
