@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "vllm": {
         "enable_prefix_caching": st.booleans(),
         "decode_context_parallel_size": st.sampled_from([2, 4]),
+        "prefill_context_parallel_size": st.sampled_from([2, 4]),
         "block_size": st.sampled_from([32, 64]),
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
@@ -86,6 +87,7 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_backend": st.sampled_from(["triton", "flashinfer_cutlass"]),
         "fuse_allreduce_rms": st.booleans(),
         "enable_symm_mem": st.just(True),
+        "flashinfer_sampler": st.just(True),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),
@@ -102,6 +104,7 @@ OWN: dict[str, dict[str, Any]] = {
         "states_per_request": st.sampled_from([3, 5]),
         "shared_head": st.just(True),
         "decode_context_parallel_size": st.sampled_from([2, 4]),
+        "prefill_context_parallel_size": st.sampled_from([2, 4]),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),

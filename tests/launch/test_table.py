@@ -36,7 +36,7 @@ def test_what_is_off_or_usual_changes_nothing() -> None:
     assert vllm.meaning("attention-config.use-trtllm-attention", True).kernel
     assert vllm.meaning("attention-backend", "FLASHINFER").state == "used"
     assert vllm.meaning("decode-context-parallel-size", 1).state == "ignored"
-    assert vllm.meaning("prefill-context-parallel-size", 2).state == "not_simulated"
+    assert vllm.meaning("prefill-context-parallel-size", 2).state == "used"
     assert vllm.meaning("frobnicate", 1).note == "not known to windtunnel"
 
 

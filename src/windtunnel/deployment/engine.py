@@ -37,6 +37,7 @@ MOST = {
     "tensor_parallel_size": 4096,
     "pipeline_parallel_size": 4096,
     "data_parallel_size": 4096,
+    "prefill_context_parallel_size": 4096,
     "max_num_seqs": 65_536,
     "max_num_batched_tokens": 1_048_576,
 }
@@ -64,6 +65,9 @@ class Engine:
     decode_context_parallel_size: int = 1
     """GPUs of those that share every layer over which the cached tokens of a request are spread, where they would all
     hold the same (latent attention, fewer KV heads than GPUs)."""
+    prefill_context_parallel_size: int = 1
+    """Times that a replica has its layers and its cache, so that each computes a part of every prompt; experts are
+    divided among all of its GPUs (SGLang's ``attn_cp_size``)."""
     enable_expert_parallel: bool = False
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
@@ -172,6 +176,9 @@ class Engine:
     enable_symm_mem: bool = False
     """NCCL gathers and scatters in memory that lies at one address on all GPUs (SGLang's flag of that name, vLLM's
     ``VLLM_USE_NCCL_SYMM_MEM``)."""
+    flashinfer_sampler: bool = False
+    """FlashInfer's kernel chooses tokens, which takes less memory than PyTorch's (vLLM's
+    ``VLLM_USE_FLASHINFER_SAMPLER``; its images of 0.9 to 0.11.0 did so by themselves)."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -190,7 +197,7 @@ class Engine:
         object.__setattr__(self, "preset", preset(self.preset).name)
         if self.quantization == AS_STORED:
             object.__setattr__(self, "quantization", None)
-        for name in ("tensor", "pipeline", "data", "decode_context"):
+        for name in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
             self._require_integer(f"{name}_parallel_size", 1)
         self._check_around()
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -286,7 +293,12 @@ class Engine:
     @property
     def world_size(self) -> int:
         """GPUs of one replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.expert_ranks
+
+    @property
+    def expert_ranks(self) -> int:
+        """Copies of all layers but experts that a replica has; they divide the experts among them."""
+        return self.data_parallel_size * self.prefill_context_parallel_size
 
     def spec(self) -> dict[str, Any]:
         """Every setting, for JSON."""

@@ -47,7 +47,7 @@ class Footprint:
 def footprint(pool: Pool) -> Footprint:
     """The constants of a pool, from its model, device and engine."""
     model, device, engine = pool.model, pool.device, pool.engine
-    tp, dp, ep = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    tp, dp, ep = engine.tensor_parallel_size, engine.expert_ranks, engine.enable_expert_parallel
     stages = engine.pipeline_parallel_size
     parts = model.gpu_parameters(tp, dp, ep)
     sizes = {part: count * model.bytes_per_weight(part) for part, count in parts.items()}
@@ -55,7 +55,7 @@ def footprint(pool: Pool) -> Footprint:
     chances = [layer.mlp.top_k / layer.mlp.num_experts for _, layer in model.layers if isinstance(layer.mlp, MoE)]
     return Footprint(
         gpus=pool.gpus,
-        gpus_per_rank=tp * stages,
+        gpus_per_rank=tp * stages * engine.prefill_context_parallel_size,
         peak_flops=_peak_flops(pool),
         memory_bandwidth=device.memory_bandwidth,
         power_w=device.power_w,
@@ -67,7 +67,7 @@ def footprint(pool: Pool) -> Footprint:
         weight_bytes=(sum(sizes.values()) - sum(sizes[part] for part in NOT_READ) + head) / stages,
         expert_bytes=sizes["experts"] / stages,
         expert_share=max(chances, default=0.0),
-        ranks=dp,
+        ranks=engine.data_parallel_size,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.presets import PRESETS, MemoryRules
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
+from windtunnel.deployment.spread_prompts import divides_head
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLA, CompressedAttention, Model, MoE
@@ -146,7 +147,7 @@ def _drafting(model: Model, engine: Engine) -> Model:
 
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
-    tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    tp, dp, expert_parallel = engine.tensor_parallel_size, engine.expert_ranks, engine.enable_expert_parallel
     rules = preset(engine.preset).memory
     whole, model = model, _drafting(model, engine)
     head = draft_head(whole, engine.speculative_model) if engine.speculative_model and whole.samples else None
@@ -155,7 +156,8 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     if engine.max_loras:
         weights += engine.max_loras * adapter_bytes(whole, engine.max_lora_rank, tp, DTYPE_BYTES[model.dtype])
     weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
-    activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
+    sampled = rules.with_flashinfer if engine.flashinfer_sampler else rules
+    activations = _activation_bytes(model, engine, sampled if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
     graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
     available = _available(device, engine, weights, activations, reserve + (graphs if rules.graphs_inside else 0))
@@ -227,7 +229,7 @@ def _copies(model: Model, engine: Engine) -> int:
     """Bytes of copies of experts (``ep_num_redundant_experts`` of SGLang, ``num_redundant_experts`` of vLLM)."""
     if not (engine.num_redundant_experts and engine.enable_expert_parallel):
         return 0
-    each = -(-engine.num_redundant_experts // (engine.tensor_parallel_size * engine.data_parallel_size))
+    each = -(-engine.num_redundant_experts // (engine.tensor_parallel_size * engine.expert_ranks))
     layers = [(count, layer.mlp) for count, layer in model.layers if isinstance(layer.mlp, MoE)]
     numbers = sum(count * mlp.expert_parameters(model.hidden_size) for count, mlp in layers)
     return int(each * numbers * model.bytes_per_weight("experts"))
@@ -235,9 +237,10 @@ def _copies(model: Model, engine: Engine) -> int:
 
 def _divided(model: Model, engine: Engine) -> int:
     """Bytes that a rank has less of where all divide what each would hold."""
-    ranks = engine.data_parallel_size
+    ranks = engine.prefill_context_parallel_size if divides_head(engine) else engine.data_parallel_size
     parts = model.gpu_parameters(engine.tensor_parallel_size, ranks, engine.enable_expert_parallel)
-    divided = {"lm_head": engine.shared_head and engine.backend != "trtllm", "mlp": engine.shared_dense}
+    head = divides_head(engine) or (engine.shared_head and engine.backend != "trtllm")
+    divided = {"lm_head": head, "mlp": engine.shared_dense}
     return int(sum(parts[name] * model.bytes_per_weight(name) * on for name, on in divided.items()) * (1 - 1 / ranks))
 
 
@@ -256,7 +259,7 @@ def _padding_bytes(model: Model, device: Device, engine: Engine) -> int:
     experts = next((layer.mlp for layer in model.layer_counts if isinstance(layer.mlp, MoE)), None)
     if engine.backend != "vllm" or stored is None or stored.method != "mxfp4" or experts is None:
         return 0
-    tp, dp, whole = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    tp, dp, whole = engine.tensor_parallel_size, engine.expert_ranks, engine.enable_expert_parallel
     width = experts.intermediate_size / (1 if whole else tp * dp)
     hidden = experts.latent_size or model.hidden_size
     step = 64 if device.sm_version // 10 == HOPPER else 128
@@ -287,7 +290,7 @@ def _layer_elements(model: Model, engine: Engine, layer: Layer, states: int) -> 
 def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
     """The intermediate state of a network; of experts, every token once per chosen one. Of a network before experts its
     sum is kept."""
-    tp, dp, mlp = engine.tensor_parallel_size, engine.data_parallel_size, layer.mlp
+    tp, dp, mlp = engine.tensor_parallel_size, engine.expert_ranks, layer.mlp
     if layer.beside:
         parts = (replace(layer, mlp=layer.beside, beside=None), replace(layer, beside=None))
         return model.hidden_size + max(_network_elements(model, engine, part) for part in parts)

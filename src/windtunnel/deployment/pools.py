@@ -11,6 +11,7 @@ from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
+from windtunnel.deployment.spread_prompts import require_prompts
 from windtunnel.deployment.store import Store
 from windtunnel.deployment.title import title
 from windtunnel.errors import InputError, unknown
@@ -54,6 +55,7 @@ class Pool:
             given: Any = getattr(self, name)
             object.__setattr__(self, name, known(given) if isinstance(given, str) else given)
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
+        require_prompts(self.engine, self.role)
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 
     def __repr__(self) -> str:

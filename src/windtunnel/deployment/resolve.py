@@ -22,6 +22,7 @@ from windtunnel.deployment.engine_scheduler import (
     with_named_scheduler,
 )
 from windtunnel.deployment.presets import EnginePreset, preset, require_pipeline
+from windtunnel.deployment.spread_prompts import require_spread_prompts
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
@@ -78,6 +79,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
     require_exchange(engine, chosen, model)
+    require_spread_prompts(engine, model)
     _require_one_domain(engine, device)
     length = _model_len(engine, model)
     chunked = engine.enable_chunked_prefill
@@ -299,7 +301,7 @@ def _decode_sizes(backend: str, seqs: int) -> tuple[int, ...]:
 
 def require_shardable(engine: Engine, model: Model, device: Device) -> None:
     """Raise InputError when heads, widths, experts or vocabulary cannot be divided as the engine asks."""
-    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.expert_ranks
     if tp > device.gpus_per_domain and tp % device.gpus_per_domain:
         raise InputError(
             f"tensor_parallel_size={tp}: {device.gpus_per_domain} {device.name} GPUs share a {device.link} domain; use "
@@ -417,6 +419,8 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     backend, given = engine.all2all_backend, f"all2all_backend={engine.all2all_backend!r}"
     if engine.enable_symm_mem and chosen.backend == "trtllm":
         raise InputError("enable_symm_mem: simulated for vLLM and SGLang; TensorRT-LLM has no such flag: leave it out")
+    if engine.flashinfer_sampler and chosen.backend != "vllm":
+        raise InputError(f"flashinfer_sampler: a choice of vLLM's; {chosen.name} has none: leave it out")
     if backend != GATHERED:
         if not chosen.deepep and (backend != ONE_SIDED or chosen.backend != "trtllm"):
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")
@@ -424,7 +428,7 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
             raise InputError(f"{given}: simulated for SGLang alone; use preset='sglang-0.5', or {GATHERED!r}")
         if backend == AUTO and chosen.backend != "sglang":
             raise InputError(f"{given}: {chosen.name} has no such choice; use {LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}")
-        if not (model.has_moe and engine.enable_expert_parallel and engine.data_parallel_size > 1):
+        if not (model.has_moe and engine.enable_expert_parallel and engine.expert_ranks > 1):
             raise InputError(
                 f"{given}: needs data-parallel ranks of a mixture of experts that hold whole experts; set "
                 "data_parallel_size ≥ 2 and enable_expert_parallel, or leave it out"
@@ -438,7 +442,7 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
 
 def _require_one_domain(engine: Engine, device: Device) -> None:
     """Raise InputError for kernels over GPUs that no NVLink joins, into whose memory they write."""
-    ranks, written = engine.tensor_parallel_size * engine.data_parallel_size, engine.all2all_backend
+    ranks, written = engine.tensor_parallel_size * engine.expert_ranks, engine.all2all_backend
     joined = device.link == "nvlink" and ranks <= device.gpus_per_domain
     if not joined and (written == ONE_KERNEL or (written == ONE_SIDED and engine.backend != "trtllm")):
         raise InputError(

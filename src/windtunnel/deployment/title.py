@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-SIZES = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"))
+SIZES = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"), ("prefill_context", "PCP"))
 
 
 def title(pools: list[Mapping[str, Any]], with_rules: bool = True) -> str:
@@ -30,7 +30,7 @@ def replicas_of(pool: Mapping[str, Any]) -> str:
 
 def _servers(pool: Mapping[str, Any]) -> str:
     engine, replicas = pool["engine"], pool["replicas"]
-    sizes = [(engine[f"{name}_parallel_size"], short) for name, short in SIZES]
+    sizes = [(engine.get(f"{name}_parallel_size", 1), short) for name, short in SIZES]
     split = "".join(f", {short} {size}" for size, short in sizes if size > 1)
     return f"{replicas_of(pool)}{pool['gpus'] // replicas} × {device_name(pool['device'])}{split}"
 

@@ -21,6 +21,7 @@ from windtunnel.launch.vllm import (
     moe_backend,
     quantization,
 )
+from windtunnel.model import MLA
 from windtunnel.policy.sglang import Order
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
@@ -69,12 +70,13 @@ def settings(asked: Asked) -> Settings:
     together = ranks if asked.truth("enable-dp-attention") else 1
     if gpus % together:
         raise InputError(f"--dp-size={ranks} with --enable-dp-attention: must divide --tp-size={gpus}")
-    apart = 1 if together > 1 else ranks
+    apart, copies = 1 if together > 1 else ranks, _copies(asked, gpus, together)
     dense, cache = not asked.experts, kv_dtype(asked, "kv-cache-dtype")
     engine: dict[str, Any] = {
-        "tensor_parallel_size": gpus // together,
+        "tensor_parallel_size": gpus // (together * copies),
         "pipeline_parallel_size": asked.integer("pp-size"),
         "decode_context_parallel_size": asked.integer("dcp-size"),
+        "prefill_context_parallel_size": copies if copies > 1 else None,
         "data_parallel_size": together if together > 1 else (apart if dense and apart > 1 else None),
         "max_model_len": asked.integer("context-length"),
         "max_num_seqs": _shared(asked.integer("max-running-requests"), together),
@@ -101,7 +103,7 @@ def settings(asked: Asked) -> Settings:
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)
-    _experts(asked, engine, gpus, together)
+    _experts(asked, engine, gpus, together * copies)
     if total := asked.integer("max-total-tokens"):
         engine["num_gpu_blocks_override"] = max(2, total // (engine["block_size"] or 1))
     if not engine["enforce_eager"]:
@@ -114,6 +116,36 @@ def settings(asked: Asked) -> Settings:
     _layout(asked, engine, together)
     _host_memory(asked, found, gpus * (engine["pipeline_parallel_size"] or 1))
     return found
+
+
+ZIGZAG = ("zigzag", "in-seq-split")
+"""Strategies that give a GPU an early and a late piece of a prompt; the second is the name of older releases."""
+
+
+def _copies(asked: Asked, gpus: int, together: int) -> int:
+    """GPUs, or groups of them, over which prompts are spread: as many as are said, or all where attention is whole on
+    each (arg_groups/model_overrides/deepseek_v2.py and deepseek_v4_hook.py of 0.5.23)."""
+    size = asked.integer("attn-cp-size") or 1
+    if not asked.truth("enable-prefill-cp"):
+        if size > 1:
+            asked.refused["attn-cp-size"] = "attention is repeated, and no prompts are spread without enable-prefill-cp"
+        asked.unused["cp-strategy"] = "no prompts are spread"
+        return 1
+    model = asked.model
+    if model is not None and (model.compresses or (model.has_mla and (size == 1 or _exchanges(asked)))):
+        size = gpus // together
+    if gpus % (together * size):
+        raise InputError(f"--attn-cp-size={size}: must divide --tp-size={gpus} over {together} ranks of attention")
+    return size
+
+
+def _exchanges(asked: Asked) -> bool:
+    """Whether spreading prompts brings DeepEP with it: of latent attention that attends to all, and of sparse attention
+    in pieces."""
+    mixers = [layer.attention for _, layer in asked.model.layers] if asked.model else []
+    latent = [mixer for mixer in mixers if isinstance(mixer, MLA)]
+    dense = bool(latent) and not any(mixer.index_top_k for mixer in latent)
+    return dense or (bool(latent) and asked.text("cp-strategy") in ZIGZAG)
 
 
 def _shared(value: int | None, ranks: int) -> int | None:
@@ -150,6 +182,8 @@ def _chunk(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
 def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> None:
     """Experts whole or in slices, and how their tokens are exchanged."""
     backend = asked.text("moe-a2a-backend") or ("deepep" if asked.truth("moe-a2a-backend") else "")
+    if engine["prefill_context_parallel_size"] and _exchanges(asked):
+        backend = "deepep"
     parts = asked.integer("ep-size") or 1
     if backend and backend != "none":
         parts = gpus

@@ -12,10 +12,21 @@ from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.deployment.store import Store
 from windtunnel.deployment.usual_sizes import other_capture_sizes
-from windtunnel.launch.sglang import BUFFERED, FP4_INDEX, HOST_RATIO, MODES, RULES, SCHEDULER, SHORT, WRITES, WRITTEN
+from windtunnel.launch.sglang import (
+    BUFFERED,
+    FP4_INDEX,
+    HOST_RATIO,
+    MODES,
+    RULES,
+    SCHEDULER,
+    SHORT,
+    WRITES,
+    WRITTEN,
+    ZIGZAG,
+)
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, PARTS, WAITS
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, SYMMETRIC, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SAMPLER, SIMPLE, SYMMETRIC, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -29,6 +40,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "decode_context_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
     "all2all_backend": (GATHERED,),
     "enable_dbo": (False,),
     "dtype": ("auto",),
@@ -63,6 +75,8 @@ OF_FRONT = {
     "num_redundant_experts": 0,
 }
 """Settings of SGLang with a value, and what needs no flag."""
+SPARSE = ("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM")
+"""Architectures whose attention chooses among tokens."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 BF16 = {"bfloat16": "bf16"}
@@ -119,7 +133,7 @@ OF_TRTLLM = {
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = [*_cuts("VLLM", engine), *_symmetric(engine), "vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), *_switched_on(engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -187,7 +201,8 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
     engine = pool.get("engine", {})
     ranks, rules = engine.get("data_parallel_size") or 1, _sglang_rules(engine)
     together = ranks if shared else 1
-    gpus = together * (engine.get("tensor_parallel_size") or 1)
+    copies = engine.get("prefill_context_parallel_size") or 1
+    gpus = together * copies * (engine.get("tensor_parallel_size") or 1)
     stages = engine.get("pipeline_parallel_size") or 1
     blocks, cache = engine.get("num_gpu_blocks_override"), engine.get("kv_cache_dtype", "auto")
     deepep = DEEPEP_MODES.get(engine.get("all2all_backend", GATHERED))
@@ -214,10 +229,12 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
     values |= _host_memory(pool, gpus * stages)
-    values |= {"moe-dense-tp-size": 1 if together > 1 and not engine.get("shared_dense") else None}
+    values |= {"moe-dense-tp-size": 1 if together * copies > 1 and not engine.get("shared_dense") else None}
+    values |= {"attn-cp-size": copies, "cp-strategy": _strategy(pool)} if copies > 1 else {}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
+        "enable-prefill-cp": copies > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "enable-hierarchical-cache": bool(pool.get("stores")),
@@ -242,9 +259,10 @@ def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
     return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
 
 
-def _symmetric(engine: Mapping[str, Any]) -> list[str]:
-    """vLLM's variable for collectives in symmetric memory."""
-    return [f"{SYMMETRIC}=1"] if engine.get("enable_symm_mem") else []
+def _switched_on(engine: Mapping[str, Any]) -> list[str]:
+    """vLLM's variables for collectives in symmetric memory, and for FlashInfer's sampler."""
+    switches = {"enable_symm_mem": SYMMETRIC, "flashinfer_sampler": SAMPLER}
+    return [f"{variable}=1" for field, variable in switches.items() if engine.get(field)]
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -268,6 +286,11 @@ def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
     if deepep:
         return "deepep", deepep
     return next(((name,) for name, ours in WRITTEN.items() if ours == backend), None)
+
+
+def _strategy(pool: Mapping[str, Any]) -> str:
+    """How SGLang spreads prompts of the model: by tokens where attention chooses among them, else in pieces."""
+    return "interleave" if str(pool.get("architecture")) in SPARSE else ZIGZAG[0]
 
 
 def _fp4_index(pool: Mapping[str, Any]) -> str:

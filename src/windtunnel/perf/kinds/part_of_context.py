@@ -1,10 +1,12 @@
 """Attention of GPUs that hold a part of every context each (vLLM's decode context parallelism,
 docs/serving/context_parallel_deployment.md): all of them compute all query heads of their group over their own tokens,
-and merge the results; a chunk of a prompt gathers the context before it."""
+and merge the results; a chunk of a prompt gathers the context before it.
+
+And kernels of GPUs that compute a part of every prompt each (prefill context parallelism)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -90,3 +92,112 @@ class ContextGather(Kernel):
     def describe(self) -> str:
         """The collective's."""
         return self.gather.describe()
+
+
+@dataclass(frozen=True)
+class PartOfPrompt(Derived):
+    """Attention of one of ``parts`` of a chunk's queries, which see as many keys together as those of any other part:
+    an early and a late piece, or every so-many-th token."""
+
+    whole: Kernel
+    parts: int
+
+    def _own(self, a: Floats, b: Floats) -> tuple[Floats, Floats]:
+        """Queries, and the context with which they have their share of all pairs."""
+        queries = np.ceil(a / self.parts)
+        return queries, b + (a - queries) / 2.0
+
+    def flops(self, a: Floats, b: Floats) -> Floats:
+        """Of the part."""
+        return self.whole.flops(*self._own(a, b))
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:
+        """Of the part."""
+        return self.whole.bytes_moved(*self._own(a, b))
+
+    def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
+        """Of the part."""
+        return self.whole.bound(device, *self._own(a, b))
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """Of the part."""
+        return self.whole.attained(device, efficiencies, *self._own(a, b))
+
+    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
+        """Of the part."""
+        return self.whole.measured(known, *self._own(a, b))
+
+    @property
+    def of(self) -> Kernel:
+        """The attention."""
+        return self.whole
+
+    def describe(self) -> str:
+        """The attention, and the parts."""
+        return f"{self.whole.describe()} for 1/{self.parts} of the queries"
+
+
+@dataclass(frozen=True)
+class PartOfRows(Derived):
+    """A kernel for a share of the rows of a batch with prompts, and another share of those of a batch of decodes; of a
+    share of 0 it does not run."""
+
+    kernel: Kernel
+    share: float
+    of_decodes: float
+
+    @property
+    def communicates(self) -> bool:  # type: ignore[override]
+        """As the kernel."""
+        return self.kernel.communicates
+
+    def _rows(self, a: Floats) -> Floats:
+        return np.ceil(np.round(a * self.share, 6))
+
+    def flops(self, a: Floats, b: Floats) -> Floats:
+        """Of its rows."""
+        return self.kernel.flops(self._rows(a), b)
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:
+        """Of its rows."""
+        return self.kernel.bytes_moved(self._rows(a), b)
+
+    def bandwidth(self, device: Device) -> float:
+        """The kernel's."""
+        return self.kernel.bandwidth(device)
+
+    def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
+        """Of its rows."""
+        return self.kernel.bound(device, self._rows(a), b) if self.share else 0.0 * a
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """Of its rows."""
+        return self.kernel.attained(device, efficiencies, self._rows(a), b) if self.share else 0.0 * a
+
+    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
+        """Of its rows."""
+        found = self.kernel.measured(known, np.maximum(self._rows(a), 1.0), b)
+        return found if self.share else found and replace(found, seconds=0.0 * found.seconds)
+
+    @property
+    def launched(self) -> int:
+        """As the kernel."""
+        return self.kernel.launched if self.share else 0
+
+    def eager(self) -> Self:
+        """The kernel launched one by one."""
+        return replace(self, kernel=self.kernel.eager())
+
+    def resolved(self, with_prompts: bool) -> Self:
+        """With the share of batches of decodes, where it is one."""
+        kernel = self.kernel.resolved(with_prompts)
+        return replace(self, kernel=kernel, share=self.share if with_prompts else self.of_decodes)
+
+    @property
+    def of(self) -> Kernel:
+        """The kernel."""
+        return self.kernel
+
+    def describe(self) -> str:
+        """The kernel, and its share of the rows."""
+        return f"{self.kernel.describe()} for {self.share:.3g} of the tokens"

@@ -91,9 +91,10 @@ def in_parts_from(pool: Pool) -> int:
     return (pool.engine.sequence_parallel_min_tokens or 0) if pool.engine.tensor_parallel_size > 1 else 0
 
 
-def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
-    """The sum of every token's row over the GPUs that share a layer; nothing on one GPU."""
-    tp = pool.engine.tensor_parallel_size
+def all_reduce(pool: Pool, name: str, row: int, copies: int = 1) -> Iterator[Operator]:
+    """The sum of every token's row over the GPUs that share a layer, or over those of so many copies; nothing on one
+    GPU."""
+    tp = pool.engine.tensor_parallel_size * copies
     if tp > 1:
         chosen = preset(pool.engine.preset)
         nccl = pool.engine.disable_custom_all_reduce or not chosen.own_all_reduce

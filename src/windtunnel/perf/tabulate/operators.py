@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
+from windtunnel.deployment.spread_prompts import divides_head
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.adapters import adapted
 from windtunnel.model.draft_heads import FUSED, WIDTH, draft_head
@@ -32,6 +33,7 @@ from windtunnel.perf.tabulate.operator import (
     together,
     weight_format,
 )
+from windtunnel.perf.tabulate.spread_prompts import SUM, SUM_OF_DECODES, in_parts_of_prompts, sums_decodes
 
 SAMPLER_BYTES = 34.0
 """Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
@@ -58,7 +60,8 @@ vLLM and SGLang, TensorRT-LLM's own)."""
 
 def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
-    return together((*fused(pool, corrections, _step(pool)), *_draft_head(pool, corrections)))
+    found = in_parts_of_prompts(pool, fused(pool, corrections, _step(pool)))
+    return together((*found, *_draft_head(pool, corrections)))
 
 
 def asked_of(predictor: Predictor, found: Iterable[Operator]) -> tuple[Operator, ...]:
@@ -152,10 +155,12 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
         yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
     of_drafts = pool.engine.shared_head and pool.engine.backend == "trtllm"
     ranks = pool.engine.data_parallel_size if pool.engine.shared_head and not of_drafts else 1
-    gpus = tp * ranks
+    copies = pool.engine.prefill_context_parallel_size if divides_head(pool.engine) else 1
+    gpus = tp * ranks * copies
     if ranks > 1:  # every GPU has a slice, for the requests of all
         gather = Collective("all_gather", gpus, width * ranks, graph=False)
         yield Operator("states_all_gather", "communication", "sequences", 1, gather)
+    if ranks * copies > 1:
         vocabulary = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // gpus
     head = product(pool, "lm_head", vocabulary, width)
     drafting = _head_of_drafts(pool, head) if of_drafts else None
@@ -246,7 +251,7 @@ def _learned_residual(pool: Pool, layer: Layer) -> Iterator[Operator]:
 
 def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
     engine, hidden = pool.engine, pool.model.hidden_size
-    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.expert_ranks
     phase = "all_tokens" if pool.lockstep else "tokens"
     width = moe.latent_size or hidden
     yield Operator("router", "gemm", "tokens", 1, Gemm(moe.num_experts, hidden))
@@ -267,7 +272,7 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         layout=LAYOUTS.get(engine.all2all_backend, ""),
         backend="" if engine.moe_backend == "auto" else engine.moe_backend,
     )
-    there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
+    there, back = there_and_back(pool, moe, kernel) if engine.expert_ranks > 1 else ((), ())
     if engine.all2all_backend == ONE_KERNEL:
         (dispatch,), (combine,) = ([each.kernel for each in side] for side in (there, back))
         assert isinstance(dispatch, Exchange) and isinstance(combine, Exchange)
@@ -282,7 +287,9 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         yield from _network(pool, moe.shared, "shared_experts", ("shared_gate_up_proj", "shared_down_proj"))
         yield moving("shared_experts_add", 6.0 * hidden)
     if tp > 1:  # shares of a sum cannot be normalised: both sums are completed first (vLLM's LatentMoERunner)
-        yield from all_reduce(pool, "expert_all_reduce", hidden + width * moe.latent_norm)
+        yield from all_reduce(pool, SUM, hidden + width * moe.latent_norm)
+    if sums_decodes(pool):
+        yield from all_reduce(pool, SUM_OF_DECODES, width, engine.prefill_context_parallel_size)
 
 
 def _divided(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
@@ -311,7 +318,7 @@ def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operat
     """
     engine, width = pool.engine, experts.hidden
     if engine.all2all_backend != GATHERED:
-        tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+        tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.expert_ranks
         sizes = (width, moe.top_k, moe.num_experts, ranks, pool.device.gpus_per_domain, tp)
         mode = engine.all2all_backend.removeprefix("deepep_").removeprefix("flashinfer_nvlink_")
         sent = "fp8" if experts.dtype in IN_8_BITS and not experts.weight_only else "bfloat16"
@@ -325,10 +332,11 @@ def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operat
             Exchange("combine", mode, *sizes, dtype=back),
         )
         return (_each("expert_dispatch", "tokens", dispatch),), (_each("expert_combine", "tokens", combine),)
-    gather, scatter = (Collective(op, engine.data_parallel_size, width) for op in ("all_gather", "reduce_scatter"))
-    choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices
-    there = (_each("expert_all_gather", "all_tokens", gather), _each("choice_all_gather", "all_tokens", choices))
-    return there, (_each("expert_reduce_scatter", "all_tokens", scatter),)
+    phase = "all_tokens" if pool.lockstep else "tokens"
+    gather, scatter = (Collective(op, engine.expert_ranks, width) for op in ("all_gather", "reduce_scatter"))
+    choices = Collective("all_gather", engine.expert_ranks, 4 * moe.top_k)  # 32-bit weights and indices
+    there = (_each("expert_all_gather", phase, gather), _each("choice_all_gather", phase, choices))
+    return there, (_each("expert_reduce_scatter", phase, scatter),)
 
 
 def _each(name: str, phase: str, kernel: Collective | Exchange) -> Operator:

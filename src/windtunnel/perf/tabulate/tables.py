@@ -8,6 +8,7 @@ import numpy as np
 
 from windtunnel.deployment import Engine, Pool, capture_sizes, preset
 from windtunnel.deployment.engine import DECODES_ALONE
+from windtunnel.deployment.spread_prompts import spreads_decodes
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import stages
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers, StageTimes, added
@@ -74,7 +75,9 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
     """The axes for a pool's limits and captured graphs."""
     engine = pool.engine
     tokens = np.arange(engine.resolved("max_num_batched_tokens") + 1)
-    sizes = np.array(capture_sizes(engine, pool.device), dtype=np.int64)
+    copies = engine.prefill_context_parallel_size if spreads_decodes(engine) else 1  # each runs a graph of its own size
+    sizes = np.array([copies * size for size in capture_sizes(engine, pool.device)], dtype=np.int64)
+    sizes = sizes[sizes < len(tokens)]
     largest = int(sizes[-1]) if len(sizes) else 0
     padded = tokens.copy()
     if largest:
