@@ -16,6 +16,7 @@ from windtunnel.deployment.engine import (
     GATHERED,
     GRAPH_MODES,
     HIGH_THROUGHPUT,
+    LINEAR_BACKENDS,
     LOW_LATENCY,
     MOE_BACKENDS,
 )
@@ -70,6 +71,7 @@ def settings(asked: Asked) -> Settings:
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
+    engine["linear_backend"] = linear_backend(asked, "linear-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
     engine["enable_symm_mem"] = True if asked.line.env.get(SYMMETRIC) == "1" else None
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
@@ -261,6 +263,18 @@ def moe_backend(asked: Asked, flag: str) -> str | None:
     if found in MOE_BACKENDS:
         return found
     asked.refused[flag] = "which kernel computes the experts: the fastest one that is known stands for it"
+    asked.kernels.add(flag)
+    return None
+
+
+def linear_backend(asked: Asked, flag: str) -> str | None:
+    """Whose kernel multiplies matrices, by vLLM's names, most of which SGLang has as well."""
+    found = asked.text(flag).lower()
+    if found in ("", "auto"):
+        return None
+    if found in LINEAR_BACKENDS:
+        return found
+    asked.refused[flag] = "which kernel multiplies matrices: the fastest one that is known stands for it"
     asked.kernels.add(flag)
     return None
 
