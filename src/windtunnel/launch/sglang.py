@@ -285,7 +285,7 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = max(1, drafts)
     name = "mtp" if algorithm == "EAGLE" and not asked.text_of("speculative-draft-model-path") else algorithm
     engine["acceptance_length"] = acceptance(asked, name, max(1, steps or drafts), None)
-    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path")
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path", algorithm)
     if wide:
         asked.refused["speculative-eagle-topk"] = "drafts form a tree: a chain of as many tokens stands for it"
 

@@ -339,16 +339,25 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = drafts = drafts or 1
     length = asked.number("speculative-config.synthetic-acceptance-length")
     engine["acceptance_length"] = acceptance(asked, method or "draft_model", drafts, length)
-    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model")
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model", method)
     if method in ("ngram", "suffix", "ngram_gpu"):
         asked.refused["speculative-config.method"] = (
             "drafts are looked up and cost no kernels: a prediction layer stands for it"
         )
 
 
-def head_of_drafts(asked: Asked, flag: str) -> str | None:
-    """The EAGLE-3 head that drafts; any other draft costs what the model's own prediction layer would."""
+ALONE, HEADS = ("draft_model", "standalone", "drafttarget"), ("eagle", "mtp", "medusa", "dflash", "dspark", "mlp")
+
+
+def head_of_drafts(asked: Asked, flag: str, method: str) -> str | None:
+    """The EAGLE-3 head that drafts; any other head costs what the model's own prediction layer would, a whole model
+    more. vLLM knows heads by their names where no method is given."""
     name = asked.text_of(flag)
+    if method.lower() in ALONE or (name and not method and not any(word in name.lower() for word in HEADS)):
+        asked.refused[flag] = (
+            "a whole model drafts, and takes memory: a prediction layer like the model's stands for it"
+        )
+        return None
     try:
         if name and asked.model is not None:
             draft_head(asked.model, name)
