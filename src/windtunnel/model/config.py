@@ -26,6 +26,7 @@ from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.shapes import require_shapes
 from windtunnel.model.spec import PREDICTING, TEXT_PART, Model
 from windtunnel.model.state_space import StateSpace
+from windtunnel.model.vision import vision_of
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
@@ -72,6 +73,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
             config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
         ),
         has_encoder=has_encoder,
+        vision=vision_of(config),
         dtype=_dtype(name, config, text),
         quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,
