@@ -30,6 +30,8 @@ VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it sha
 
 TEXT_PART = "only the text part of this model is simulated, without its vision or audio encoder"
 """Note of a model that reads more than text."""
+VISION_TIME = "of its vision encoder the time is simulated (--images-per-prompt), not the memory"
+"""Where the sizes of what reads images are known."""
 
 
 @dataclass(frozen=True)

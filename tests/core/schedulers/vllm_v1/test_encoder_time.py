@@ -12,7 +12,6 @@ from windtunnel.policy.encoder import Encoder
 SIZE = 16
 
 
-@pytest.mark.plain_python
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_are_as_long_with_the_jump(seed: int) -> None:
     rng = np.random.default_rng(seed)
