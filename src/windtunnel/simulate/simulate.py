@@ -110,7 +110,7 @@ def simulate(
     requests = at_client(requests, workload, delays, client) if client else requests
     run = Run(
         requests=requests,
-        iterations=Iterations.of(record.rows),
+        iterations=Iterations.of(record.rows, record.gains),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
         manifest=manifest_of(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
