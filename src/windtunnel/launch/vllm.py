@@ -47,9 +47,10 @@ LARGEST_BLOCK = 64
 EXCHANGE = "VLLM_ALL2ALL_BACKEND"
 SYMMETRIC = "VLLM_USE_NCCL_SYMM_MEM"
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
-SAMPLED_BY_IMAGE = (0, 9), (0, 11, 0)
+SAMPLED_BY_IMAGE = (0, 8), (0, 11, 0)
 """First and last releases whose image has FlashInfer and takes its sampler unless told otherwise: wheels came without
-it, and from 0.11.1 on it must be asked for (vllm/v1/sample/ops/topk_topp_sampler.py, vLLM #26859)."""
+it, and from 0.11.1 on it must be asked for (docker/Dockerfile, vllm/v1/sample/ops/topk_topp_sampler.py, vLLM #26859).
+"""
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
 SP_SWITCHES = tuple(f"compilation-config.pass-config.{name}" for name in ("enable-sp", "enable-sequence-parallelism"))

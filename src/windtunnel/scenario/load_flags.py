@@ -458,9 +458,10 @@ class Load:
     def _redraw(self, trace: "Workload", seed: int) -> "Workload":
         import numpy as np
 
+        from windtunnel.workload.builtin import NO_TIMES
         from windtunnel.workload.synthetic import stream
 
         arrival = trace.arrival.copy()
         released = ~np.isnan(arrival)
         arrival[released] = self.arrivals().times(int(released.sum()), stream(seed, "arrivals"))
-        return replace(trace, arrival=arrival)
+        return replace(trace, arrival=arrival, notes=tuple(note for note in trace.notes if note != NO_TIMES))
