@@ -6,6 +6,7 @@ src/windtunnel/data/workloads.toml, and afterwards the tables in docs/appendix/f
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,6 @@ class Plan:
     gap_table: bool = False  # gaps by quantiles, where a gamma distribution cannot have such silences
     tick: float = 0.0  # s between the clock's ticks when times are quantised; requests are spread over it
     timed: bool = True
-    assumed: str = ""
 
 
 AZURE = "of the Azure LLM inference trace 2023 (AzurePublicDataset, CC-BY-4.0)"
@@ -75,7 +75,6 @@ PLANS = {
         "arxiv_lengths.csv",
         "arXiv summarisation lengths as shipped with Vidur (MIT)",
         timed=False,
-        assumed="the source has lengths only: Poisson arrivals at 1 request/s are our convention, not a fit",
     ),
 }
 PUBLISHED = """
@@ -83,7 +82,8 @@ PUBLISHED = """
 # lognormal with these means before rounding; sigma 1 is an assumption.
 [workloads.sharegpt]
 source = "means of ShareGPT as published in the vLLM paper (Kwon et al., SOSP 2023)"
-assumed = "only mean lengths are published: lognormal shapes (sigma 1), Poisson arrivals at 1 request/s are assumed"
+assumed = "only mean lengths are published: lognormal shapes (sigma 1) are assumed"
+no_times = true
 num_requests = 1000
 request_rate = 1.0
 prompt_mean = 161.31
@@ -93,7 +93,8 @@ output_sigma = 1.0
 
 [workloads.alpaca]
 source = "means of Alpaca as published in the vLLM paper (Kwon et al., SOSP 2023)"
-assumed = "only mean lengths are published: lognormal shapes (sigma 1), Poisson arrivals at 1 request/s are assumed"
+assumed = "only mean lengths are published: lognormal shapes (sigma 1) are assumed"
+no_times = true
 num_requests = 1000
 request_rate = 1.0
 prompt_mean = 19.31
@@ -103,7 +104,8 @@ output_sigma = 1.0
 
 [workloads.writing-prompts]
 source = "means of WritingPrompts as published with it (Fan, Lewis and Dauphin, ACL 2018, table 1): creative writing"
-assumed = "of 28.4 and 734.5 words: 4/3 tokens a word, lognormal (sigma 1), Poisson at 1 request/s are assumed"
+assumed = "of 28.4 and 734.5 words: 4/3 tokens a word, lognormal (sigma 1) are assumed"
+no_times = true
 num_requests = 1000
 request_rate = 1.0
 prompt_mean = 37.9
@@ -124,7 +126,7 @@ def fit(plan: Plan, trace: Workload) -> dict[str, Any]:
     if plan.timed:
         fitted |= fit_arrivals(plan, trace)
     else:
-        fitted |= {"request_rate": 1.0, "assumed": plan.assumed}
+        fitted |= {"request_rate": 1.0, "no_times": True}
     level = (np.argsort(np.argsort(trace.prompt_tokens, kind="stable")) + 0.5) / len(trace)
     band = (level * BANDS).astype(np.int64)
     fitted["prompt"] = quantiles(trace.prompt_tokens, PROMPT_LEVELS)
@@ -168,7 +170,7 @@ def write_data(fits: dict[str, dict[str, Any]]) -> None:
             if key == "outputs":
                 lines += ["outputs = [", *(f"  {row}," for row in value), "]"]
             else:
-                lines.append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}")
+                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
     DATA.write_text("\n".join(lines) + "\n" + PUBLISHED, encoding="utf-8")
 
 

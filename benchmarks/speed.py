@@ -32,7 +32,7 @@ from windtunnel.policy import Decision, Limits, Policy, RequestView, Settings, S
 from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.unified import POLICIES
 from windtunnel.simulate.simulate import batch_times, simulate
-from windtunnel.workload import Both, Fixed, Poisson, Workload, generate
+from windtunnel.workload import Both, Fixed, Poisson, Workload, builtin, generate
 from windtunnel.workload.traces import load_trace
 
 LEAST_OUTSTANDING = 2
@@ -201,20 +201,27 @@ def show_drafts(requests: int, repeats: int) -> None:
         plain = fleet(load, 1, True)
         drafted = replace(plain, policies=(VllmV1(async_scheduling=True, drafts=drafts),))
         asked, uniforms = demand(load, requests), np.zeros(requests)
-        runs = [partial(run, served, asked, 0, uniforms) for served in (plain, drafted)]
+        runs = [partial(run, served, asked, 0, uniforms, folds=True) for served in (plain, drafted)]
         steps = int(runs[1]().rows["steps"].sum())
         pairs = [(cpu(runs[0], 1), cpu(runs[1], 1)) for _ in range(repeats)]
         ratio, seconds = median(one / other for one, other in pairs), median(other for _, other in pairs)
         print(f"| core, {load.name} | {steps:,} | {seconds / steps * 1e9:.0f} | {ratio:.2f} |")
-    workload = generate(Poisson(20), Both(Fixed(1000), Fixed(200)), requests)
+    loads = {
+        "20 a second": generate(Poisson(20), Both(Fixed(1000), Fixed(200)), requests),
+        "azure-conv": builtin("azure-conv"),
+    }
     engines = Engine(), Engine(num_speculative_tokens=3, acceptance_length=2.5)
     pools = [Pool(load_model("Qwen/Qwen3-8B"), device("h100"), engine) for engine in engines]
     served_by = [Deployment((pool,)) for pool in pools]
-    wholes = [partial(summarised, one, workload, batch_times(one)) for one in served_by]
-    steps = wholes[1]()
-    pairs = [(cpu(wholes[0], 1), cpu(wholes[1], 1)) for _ in range(repeats)]
-    ratio = median(one / other for one, other in pairs)
-    print(f"| `simulate` and `summary`, 20 a second | {steps:,} | | {ratio:.2f} |")
+    tables_of = [batch_times(one) for one in served_by]
+    for name, workload in loads.items():
+        wholes = [
+            partial(summarised, one, workload, at_hand) for one, at_hand in zip(served_by, tables_of, strict=True)
+        ]
+        steps = [whole() for whole in wholes][1]
+        pairs = [(cpu(wholes[0], 1), cpu(wholes[1], 1)) for _ in range(repeats)]
+        ratio = median(one / other for one, other in pairs)
+        print(f"| `simulate` and `summary`, {name} | {steps:,} | | {ratio:.2f} |")
 
 
 def summarised(deployment: Deployment, asked: Workload, at_hand: list[Tabulated]) -> int:

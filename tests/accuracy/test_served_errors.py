@@ -1,5 +1,6 @@
 """Served errors: the bands of points that decide, checked on points that decide nothing."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.accuracy.served_errors import (
     plain_groups,
     render,
     report,
+    shifted,
 )
 from windtunnel.metrics.evidence import ServerKey
 from windtunnel.validation.served_points import Point
@@ -54,6 +56,24 @@ def test_bands_hold_nine_tenths_of_the_half_that_decides_nothing() -> None:
 
 def test_bands_of_other_groups_hold_a_group_like_them() -> None:
     assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
+
+
+def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:
+    slow = [replace(one, steps=one.steps + 0.3) for one in drawn()]
+    words = re.findall(r"[\d.]+(?=%)", shifted(slow))
+    before, halved, alone = map(float, words)
+    assert before == pytest.approx(25, abs=2) and halved < 8 and alone < 8
+
+
+def test_a_measurement_under_two_names_counts_once() -> None:
+    line = {
+        **dict.fromkeys(("family", "dtype", "layout"), "x"),
+        **{"backend": "vllm", "system": "h100_sxm", "checkpoint": "a", "version": "1", "isl": 10, "osl": 20},
+        **{"concurrency": 4, "kernel_error": 0.1, "reason": "", "unreadable": ""},
+        **{"ttft_measured": 0.1, "tpot_measured": 0.02, "ttft_simulated": 0.1, "tpot_simulated": 0.01},
+    }
+    found = measured([line, line | {"checkpoint": "b"}, line | {"concurrency": 8}, line | {"reason": "too large"}])
+    assert [(one.server.model, one.clients) for one in found] == [("a", "4"), ("a", "8")]
 
 
 def test_what_is_known_to_be_wrong_widens_no_other_band() -> None:

@@ -90,6 +90,15 @@ def test_without_cuda_pytorch_samples() -> None:
     assert amd.activation_bytes > nvidia.activation_bytes
 
 
+def test_flashinfer_samples_in_12_bytes_a_logit() -> None:
+    settings = {"preset": "vllm-0.10", "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    plain, ours = (budget("Qwen3-8B", "h100", **settings, flashinfer_sampler=on) for on in (False, True))
+    logits = 256 * load_model("Qwen/Qwen3-8B").vocab_size
+    assert plain.activation_bytes - ours.activation_bytes == pytest.approx((38.3 - 12) * logits, abs=2)
+    with pytest.raises(InputError, match="flashinfer_sampler: a choice of vLLM's"):
+        Pool(load_model("Qwen3-8B"), device("h100"), Engine(preset="sglang-0.5", flashinfer_sampler=True))
+
+
 def test_the_budget_adds_up() -> None:
     found = budget("Llama-3.1-8B", "h100")
     limit = int(device("h100").usable_memory_bytes * 0.92)

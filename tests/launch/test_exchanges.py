@@ -120,6 +120,33 @@ def test_symmetric_memory_is_that_of_gpus_that_nvlink_joins() -> None:
         Pool(load_model("Qwen/Qwen3-8B"), device("h100"), Engine(preset="trtllm-1.0", enable_symm_mem=True))
 
 
+COMPOSE = """
+services:
+  server:
+    image: vllm/vllm-openai:v0.10.1.1
+    command: --model Qwen/Qwen3-8B
+    environment: ["VLLM_USE_FLASHINFER_SAMPLER={}"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "samples"),
+    [
+        ("docker run vllm/vllm-openai:v0.10.1.1 --model Qwen/Qwen3-8B", True),
+        ("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B", True),
+        (COMPOSE.format(0), False),
+        (COMPOSE.format(1), True),
+        ("docker run vllm/vllm-openai:v0.8.5 --model Qwen/Qwen3-8B", True),
+        ("docker run vllm/vllm-openai:v0.7.3 --model Qwen/Qwen3-8B", False),
+        ("docker run vllm/vllm-openai:v0.11.1 --model Qwen/Qwen3-8B", False),
+        ("VLLM_USE_FLASHINFER_SAMPLER=1 vllm serve Qwen/Qwen3-8B", True),
+        ("vllm serve Qwen/Qwen3-8B", False),
+    ],
+)
+def test_images_of_some_releases_sample_with_flashinfer(line: str, samples: bool) -> None:
+    assert reading(line).settings.get("flashinfer_sampler", False) is samples
+
+
 def test_exchanges_that_write_into_other_gpus_are_one_kernel_in_all_engines() -> None:
     """FlashInfer's one-sided kernels are TensorRT-LLM's. A token goes in 4 bits and returns in 16, once for
     each GPU of a rack that has one of its experts."""

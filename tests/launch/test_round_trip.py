@@ -88,6 +88,7 @@ OWN: dict[str, dict[str, Any]] = {
         "linear_backend": st.sampled_from(["deep_gemm", "flashinfer_cutedsl"]),
         "fuse_allreduce_rms": st.booleans(),
         "enable_symm_mem": st.just(True),
+        "flashinfer_sampler": st.just(True),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
         "max_loras": st.sampled_from([1, 4]),

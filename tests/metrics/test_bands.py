@@ -222,6 +222,11 @@ SAID: dict[str, Any] = {
 HAND = Bands(DOUBT, Uncertainty(0.12, 0.5, 0.02), SAID, request_rate=6.0, capacity=8.0)
 
 
+def moved(shift: float) -> Doubt:
+    """With another middle."""
+    return replace(DOUBT, steps=(*DOUBT.steps[:2], shift, *DOUBT.steps[3:]))
+
+
 def of_end(factor: float, attainment: float | None, overloaded: bool = False) -> End:
     said = {name: {key: None if value is None else factor * value for key, value in SAID[name].items()} for name in
             ("ttft", "tpot", "itl", "e2el", "queue")}  # fmt: skip
@@ -347,13 +352,13 @@ def test_the_widest_of_several_pools_counts() -> None:
 
 def test_the_expected_time_per_token_by_hand() -> None:
     """Half the way to 1.5 times as long is the root of it; at the same rate that end takes twice as long."""
-    shifted = replace(HAND, doubt=replace(DOUBT, shift=0.5 * log(1.5), shifted_by=GROUP))
+    shifted = replace(HAND, doubt=moved(0.5 * log(1.5)))
     assert HAND.expected("mean") is None
     assert shifted.expected("mean") == pytest.approx(0.1 * 1.5**0.5)
     kept = replace(shifted, ends=(of_end(0.9, 0.95), of_end(2.0, 0.5)), unchanged_rate=True)
     assert kept.expected("mean") == pytest.approx(0.1 * 2.0**0.5)
-    assert replace(kept, doubt=replace(kept.doubt, shift=2 * log(1.5))).expected("mean") == pytest.approx(0.2)
-    faster = replace(kept, doubt=replace(kept.doubt, shift=0.5 * log(0.8)))
+    assert replace(kept, doubt=moved(2 * log(1.5))).expected("mean") == pytest.approx(0.2)
+    faster = replace(kept, doubt=moved(0.5 * log(0.8)))
     assert faster.expected("p99") == pytest.approx(0.2 * 0.9**0.5)
     overloaded = replace(kept, ends=(of_end(0.9, 0.9), of_end(2.0, 0.0, overloaded=True)))
     assert overloaded.expected("mean") == pytest.approx(0.2**0.5 * 0.1**0.5)

@@ -138,12 +138,10 @@ def test_kernels_twice_as_uncertain_widen_both_bands_each_by_its_own() -> None:
     assert surer.factors("steps", 0.9) == pytest.approx((exp(-0.4), exp(0.4)))
 
 
-def test_an_estimate_moves_by_the_shift_of_engine_family_and_device() -> None:
-    group = replace(ENGINE, key=SERVER[:3], shift=0.05)
-    found = doubt(SERVER, 0.1, table(ALL, ENGINE, group))
-    assert (found.shift, found.shifted_by) == (0.05, group)
-    elsewhere = doubt(SERVER._replace(device="b200_sxm"), 0.1, table(ALL, replace(ENGINE, shift=0.1), group))
-    assert (elsewhere.shift, elsewhere.shifted_by) == (0.0, None)
-    assert doubt(SERVER, 0.1, table(ALL, group, replace(BAD, shift=0.4))).shift == 0.4
-    assert doubt(SERVER, 0.1, table(ALL, group, BAD)).shift == 0.0
+def test_an_estimate_moves_to_the_middle_of_servers_like_it_on_its_device() -> None:
+    group = replace(ENGINE, key=SERVER[:3], points=30, steps=(-0.1, 0.0, 0.05, 0.1, 0.2))
+    assert doubt(SERVER, 0.1, table(ALL, ENGINE, group)).shift == pytest.approx(0.05 * 4 / (4 + PRIOR))
+    skewed = replace(ENGINE, steps=(-0.2, 0.0, 0.1, 0.2, 0.3))
+    assert doubt(SERVER._replace(device="b200_sxm"), 0.1, table(ALL, skewed, group)).shift == 0.0
+    assert doubt(SERVER, 0.1, table(ALL, group, BAD)).shift == 0.5
     assert doubt(SERVER, 0.1, table(ALL, group), Agreement(SERVER, 0.01, -0.02)).shift == 0.0

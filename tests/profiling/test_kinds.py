@@ -1,7 +1,7 @@
 """Models that Vidur does not know: experts, latent attention, weights in 8 bits."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.profile.folder import read_profile
 from windtunnel.perf.profile.shapes import HEAD, Shape, shape_of
+from windtunnel.profiling import engine_kernels
 from windtunnel.profiling.clock import reading
+from windtunnel.profiling.engine_kernels import vllm_experts
 from windtunnel.profiling.journal import Journal
+from windtunnel.profiling.operators import Shard, bytes_of_experts, cold_layers
 from windtunnel.profiling.sizes import decode_sizes, octaves, prefill_sizes
 from windtunnel.profiling.tables import write_tables
 
@@ -121,3 +124,48 @@ def test_measured_on_this_machine_and_used(
         found = json.loads(capsys.readouterr().out)
         assert found["requests"]["finished"] == 20
         assert found["time_share"]["interpolated"] > 0.9
+
+
+@dataclass
+class Kernel:
+    """Stands in for ``vllm._custom_ops``: packed weights are numbered, and calls written down."""
+
+    calls: list[tuple[int, int, Any, str]] = field(default_factory=list)
+    packed: list[str] = field(default_factory=list)
+
+    def cpu_prepack_moe_weight(self, weight: Any, layout: str) -> int:
+        assert tuple(weight.shape) in {(8, 64, 64), (8, 64, 32)}
+        self.packed.append(layout)
+        return len(self.packed)
+
+    def cpu_fused_moe(self, out: Any, x: Any, up: int, down: int, _: None, __: None, *rest: Any) -> None:
+        shares, chosen, activation, layout = rest
+        assert out.shape == x.shape == (5, 64)
+        assert shares.shape == chosen.shape == (5, 2)
+        assert activation == "silu"
+        self.calls.append((up, down, chosen.tolist(), layout))
+
+
+def test_vllm_next_to_it_measures_experts_with_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, kernel, wanted = pytest.importorskip("torch"), Kernel(), shape(tmp_path, MIXTURE)
+    monkeypatch.setattr(engine_kernels, "vllm_ops", lambda _: kernel)
+    shard = Shard(torch, wanted, 1, "cpu", torch.bfloat16)
+    call = shard.call("experts", 5, 0)
+    for _ in range(2 * 16):
+        call()
+    layers = [(up, down) for up, down, _, _ in kernel.calls]
+    assert layers == [(2 * i + 1, 2 * i + 2) for i in range(16)] * 2, "layers take turns"
+    assert len({str(chosen) for _, _, chosen, _ in kernel.calls}) > 8, "and so do choices"
+    assert {layout for *_, layout in kernel.calls} == set(kernel.packed) <= {"vec", "amx"}
+    assert vllm_experts(torch, "cuda", wanted, 1) is None
+    assert vllm_experts(torch, "cpu", replace(wanted, expert_inter=48), 1) is None, "it takes multiples of 32"
+    assert vllm_experts(torch, "cpu", wanted, 2) is None
+
+
+def test_layers_of_experts_take_turns_up_to_what_a_cache_holds(tmp_path: Path) -> None:
+    wanted = shape(tmp_path, MIXTURE)
+    assert bytes_of_experts(wanted, 1) == 2 * 3 * 8 * 64 * 32
+    assert cold_layers(wanted, 1) == 16
+    assert cold_layers(replace(wanted, n_embd=4096, expert_inter=160), 1) == 3, "96 MiB over 30"
+    assert cold_layers(replace(wanted, n_embd=4096, expert_inter=160), 2) == 6
+    assert cold_layers(replace(wanted, num_experts=128, n_embd=2048, expert_inter=768), 1) == 1

@@ -68,6 +68,7 @@ def test_fitted_batch_times_serve_alike() -> None:
 
 
 def test_an_engine_that_differs_from_itself_proves_nothing() -> None:
-    assert judged(near=True, spread=0.1) is True
-    assert judged(near=True, spread=0.79) is None, "anything within 158 % would be good"
-    assert judged(near=False, spread=0.79) is False
+    assert judged(error=0.099, spread=0.15) is True
+    assert judged(error=0.0, spread=0.151) is None, "anything would be good"
+    assert judged(error=0.101, spread=0.102) is None
+    assert judged(error=0.131, spread=0.07) is False, "twice the spread was good once"

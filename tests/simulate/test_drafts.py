@@ -1,6 +1,7 @@
 """Speculation in whole runs: step by step with vLLM's v1 scheduler, in the mean with others."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.metrics import token_gaps, unroll
 from windtunnel.metrics.summary import output_tokens
+from windtunnel.metrics.usage import usage
 from windtunnel.metrics.window import Window
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import batch_times, simulate
@@ -42,6 +44,26 @@ def test_gaps_are_those_between_steps() -> None:
     assert gaps.count == steps.emitted.sum()
     assert 1.9 < steps.tokens_of_decode < 2.5
     assert steps.tokens[alone].tolist() == (4 * run().iterations.decodes[steps.heads][alone]).tolist()
+
+
+@IN_PLAIN_PYTHON
+def test_runs_of_steps_are_rows_and_can_be_single_ones(tmp_path: Path) -> None:
+    whole, single = run(), run().unfolded()
+    log, rows = whole.iterations, single.iterations
+    assert 0 < log.gained_from.astype(bool).sum() < len(log) < len(rows)
+    assert not rows.gained_from.any()
+    assert rows.steps.max() == 1
+    assert rows.steps.sum() == log.steps.sum()
+    for name in ("start", "duration", "decodes"):
+        one, other = (getattr(each.iteration_times(), name).tolist() for each in (whole, single))
+        assert one == other, name
+    ours, theirs = (usage(unroll(each), Window(-1.0, 100.0, True)) for each in (whole, single))
+    for name in ("mfu", "mbu", "kv", "busy"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-3), name
+    whole.save(tmp_path / "kept")
+    kept = Run.load(tmp_path / "kept")
+    assert kept.iterations.kv_tokens.tolist() == rows.kv_tokens.tolist()
+    assert kept.iteration_times().duration.tolist() == whole.iteration_times().duration.tolist()
 
 
 @IN_PLAIN_PYTHON

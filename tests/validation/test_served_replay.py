@@ -72,7 +72,7 @@ def test_the_loop_of_a_served_point() -> None:
         assert max(nominal - 16, 1) <= outputs.min() < nominal < outputs.max() <= nominal + 16
 
 
-@pytest.mark.parametrize(("clients", "apart"), [(4, 1), (16, 2), (64, 5)])
+@pytest.mark.parametrize(("clients", "apart"), [(4, 2), (16, 4), (64, 8)])
 def test_tensorrt_llms_equal_requests_get_out_of_step_by_the_root_of_the_clients(clients: int, apart: int) -> None:
     for nominal in (10, 100, 1000):  # by as many tokens, however long they are
         loop = served_replay.workload(
@@ -81,7 +81,16 @@ def test_tensorrt_llms_equal_requests_get_out_of_step_by_the_root_of_the_clients
         assert set(loop.prompt_tokens) == {128}
         assert set(loop.output_tokens) == set(range(nominal - apart, nominal + apart + 1))
     shortest = served_replay.workload(served_point(backend="trtllm", scripted=False, osl=1, isl=128))
-    assert set(shortest.output_tokens) == {1, 2}
+    assert set(shortest.output_tokens) == {1, 2, 3}
+
+
+def test_tensorrt_llm_served_one_model_with_a_place_less_than_clients() -> None:
+    generated = {"backend": "trtllm", "version": "1.0.0rc3", "scripted": False, "concurrency": 16}
+    found = {
+        name: served_point(**generated, model_path=name, replicas=replicas).settings().get("max_num_seqs")
+        for name, replicas in (("meta-llama/Llama-3.1-8B-Instruct", 2), ("Qwen/Qwen3-32B", 1))
+    }
+    assert list(found.values()) == [7, None]
 
 
 def test_text_that_is_not_cut_to_a_number_of_tokens() -> None:

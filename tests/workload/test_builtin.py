@@ -79,6 +79,9 @@ def test_assumptions_are_in_the_notes() -> None:
     assert writing.prompt_tokens.mean() == pytest.approx(4 / 3 * 28.4, rel=0.03)
     assert writing.output_tokens.mean() == pytest.approx(4 / 3 * 734.5, rel=0.03)
     assert "lengths only" in builtin("arxiv-summarization", num_requests=10).notes[0]
+    assert builtin("arxiv-summarization", num_requests=10, request_rate=3.0).notes == (), "this rate is the user's"
+    assert len(builtin("sharegpt").notes) == 2
+    assert [note[:23] for note in builtin("sharegpt", request_rate=3.0).notes] == ["only mean lengths are p"]
 
 
 def test_impossible_numbers_are_refused() -> None:

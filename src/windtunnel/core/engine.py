@@ -14,7 +14,7 @@ from windtunnel.core.disaggregation.order import Order, order_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, show, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.jump import FOREVER
-from windtunnel.core.log import Folding
+from windtunnel.core.log import Folding, no_gains
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     ALL,
@@ -22,6 +22,7 @@ from windtunnel.core.records import (
     CHOSEN,
     CLOSED,
     ENDS,
+    GAINED,
     GATE_HEAD,
     GATE_TAIL,
     GROUP,
@@ -200,11 +201,17 @@ class Record:
     """What the stores of KV were good for, where there are any."""
     lives: Lives | None = None
     """Of replicas that start, stop or fail."""
+    gains: NDArray[np.int32] | None = None
+    """Of rows with steps that verify drafts; see ``core.log``."""
+
+
+GAINS_AT_FIRST = 32
+"""Steps that verify drafts for each request for which there is room at first; what is not used costs nothing."""
 
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True, folds: bool = False) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once, ``folds`` leaves
-    only the rows of the log where a lane changes (``core.log``).
+    only the rows of the log where a lane changes, and the gains of others (``core.log``).
 
     Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go,
     ``core.disaggregation`` prefill and decode pools.
@@ -212,6 +219,9 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     _require_plain(fleet)
     state = new_state(fleet, demand, uniforms, router)
     state.counters[JUMPS] = jumps
+    gains = getattr(state.extra, "gains", None)
+    if folds and gains is not None:
+        state = state._replace(extra=state.extra._replace(gains=no_gains(GAINS_AT_FIRST * len(demand.arrival) + 1)))
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
@@ -230,7 +240,8 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     tiers = use_of(state.stores, fleet, state.lanes)
-    return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"], tiers)
+    gains = None if gains is None else state.extra.gains[: state.counters[GAINED]]
+    return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"], tiers, gains=gains)
 
 
 def _require_plain(fleet: Fleet) -> None:

@@ -2,6 +2,10 @@
 
 Ranks in lockstep end their runs of equal steps together, so the loop writes a row for each of them whenever one of them
 changes. ``Folding`` leaves the rows of those that do change: of the others the row before lasts longer.
+
+Where steps verify drafts, requests gain as many tokens as are right. A run of steps that differ in nothing else is a
+row, with its *gains* in an array [m, 2]: for each step, tokens in the cache and blocks in use beyond those of the
+first.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +44,7 @@ def write_step(
         counters[ROWS] += 1
         row.start, row.replica, row.lane = start, group.replica, lane.rank
         row.steps, row.decodes, row.kv_tokens, row.discarded, row.transfer = 0, 0, 0, 0, 0.0
-        row.unfilled, row.paused = 0, start > group.end
+        row.unfilled, row.gains, row.paused = 0, 0, start > group.end
         if k == 0:
             row.steps, row.decodes, row.kv_tokens = 1, lane.step_decodes, lane.step_kv
             row.discarded, row.transfer = discarded, transfer
@@ -95,7 +99,7 @@ def write_hold(state: State, pool: Pool, group: Group, lane: Lane) -> None:
     row.start, row.replica, row.lane, row.transfer = lane.idle_from, group.replica, lane.rank, lane.idle_held
     row.steps, row.decodes, row.kv_tokens, row.discarded, row.waiting = 0, 0, 0, 0, 0
     row.chunk_tokens, row.chunk_context, row.used_blocks = 0, 0, pool.num_blocks - lane.free
-    row.unfilled, row.paused = 0, 0
+    row.unfilled, row.gains, row.paused = 0, 0, 0
 
 
 @part
@@ -104,6 +108,26 @@ def write_stall(state: State, r: int, last_token: float, resumed_token: float) -
     stall = state.stalls[state.counters[STALLS]]
     state.counters[STALLS] += 1
     stall.request, stall.last_token, stall.resumed_token = r, last_token, resumed_token
+
+
+def no_gains(count: int = 0) -> NDArray[np.int32]:
+    """Room for the gains of so many steps."""
+    return np.empty((count, 2), dtype=np.int32)
+
+
+def one_by_one(rows: NDArray[Any], gains: NDArray[np.int32], first: Any, end: Any) -> NDArray[Any]:
+    """The log with a row for each step of those that have gains. ``first``, ``end``: see ``rebuild.StepEnds``."""
+    counts = np.where(rows["gains"] > 0, rows["steps"], 1)
+    of = np.repeat(np.arange(len(rows)), counts)
+    later = np.flatnonzero(rows["gains"][of] > 0)
+    step = later - (np.cumsum(counts) - counts)[of[later]]
+    found, at = rows[of], rows["gains"][of[later]] - 1 + step
+    found["kv_tokens"][later] += gains[at, 0]
+    found["used_blocks"][later] += gains[at, 1]
+    found["steps"][later], found["gains"][later] = 1, 0
+    later, step = later[step > 0], step[step > 0]
+    found["start"][later], found["paused"][later] = end[first[of[later]] + step - 1], 0
+    return found
 
 
 @dataclass
@@ -199,3 +223,47 @@ def fold_rows(rows: Array, first: int, upto: int, layout: Array, open_rows: Arra
             at += 1
         row = after
     return at
+
+
+@part
+def gained(gains: Array, first: int, steps: int, which: int) -> float:
+    """The mean gain of a row."""
+    total = 0
+    for step in range(first - 1, first - 1 + steps):
+        total += gains[step, which]
+    return float(total) / float(steps)
+
+
+@entry
+def add_up(
+    columns: Array, gains: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array
+) -> None:
+    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
+    where any row of its group begins. ``columns`` [9, rows]: the first step, steps, blocks and what is unfilled of them
+    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most, and
+    where gains begin.
+    """
+    for row in range(len(start)):
+        first, steps, used, unfilled, grown, tokens, block, most, gain = columns[:, row]
+        begin, at, after = start[row], 0, 0
+        while at < steps:
+            after = at + 1
+            while after < steps and not begins[first + after]:
+                after += 1
+            until = end[first + after - 1]
+            seconds, share = until - begin, 1.0
+            if low > -np.inf:
+                inside = min(until, high) - max(begin, low)
+                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
+            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
+            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
+            passed = at + 0.5 * (after - at - 1)
+            if gain > 0:
+                level, blocks = float(used) + gained(gains, gain, steps, 1), used + gains[gain + steps - 2, 1]
+                passed = gained(gains, gain, steps, 0) / float(grown)
+            out[0, row] += share * (after - at)
+            out[1, row] += share * seconds
+            out[2, row] += share * (after - at) * passed
+            out[3, row] += share * seconds * level
+            out[4, row] = max(out[4, row], float(blocks))
+            begin, at = until, after

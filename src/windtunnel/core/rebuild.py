@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten, lanes_time, step_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.log import no_gains
 from windtunnel.core.pipelines.stages import end_of, own_end
 from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
@@ -16,6 +17,8 @@ from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, StageTimes, Ti
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Gains = NDArray[np.int32]
+NO_GAINS = no_gains()
 
 COLUMNS = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
            "waiting", "discarded", "transfer", "unfilled")  # fmt: skip
@@ -50,28 +53,31 @@ class IterationTimes(NamedTuple):
 
 
 def iteration_times(
-    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers, gains: Gains = NO_GAINS
 ) -> IterationTimes:
-    """Expand the rows of a log into steps. Of each replica ``lockstep_lanes`` step together."""
+    """Expand the rows of a log, which may have ``gains``, into steps. Of each replica ``lockstep_lanes`` step
+    together."""
     rows = rows_of(log)
     total = int(rows["steps"].sum())
     row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     start, duration = np.empty(total), np.empty(total)
     piped = any(isinstance(table, StageTimes) for table in times)
     busy = np.empty(total) if piped else duration
-    _fill(rows, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
+    _fill(rows, gains, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
     discarded = rows["discarded"]
     if discarded.any():
         decodes -= discarded[row]
     return IterationTimes(row, start, duration, decodes, busy)
 
 
-def durations(log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers) -> Floats:
+def durations(
+    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers, gains: Gains = NO_GAINS
+) -> Floats:
     """Of ``iteration_times`` the durations alone."""
     rows = rows_of(log)
     nothing, filled = np.empty(0), np.empty(int(rows["steps"].sum()))
     unwanted = np.empty(0, dtype=np.int32)
-    _fill(rows, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
+    _fill(rows, gains, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
     return filled
 
 
@@ -83,7 +89,7 @@ def step_ends(
     total = int(rows["steps"].sum())
     row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     start, duration, busy, end = (np.empty(total) for _ in range(4))
-    _fill(rows, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
+    _fill(rows, NO_GAINS, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
     return row, start, end
 
 
@@ -100,23 +106,32 @@ class StepEnds(NamedTuple):
 
 
 def step_ends_of_rows(
-    log: Log, times: tuple[BatchTimes, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log,
+    times: tuple[BatchTimes, ...],
+    pool_of_replica: Integers,
+    lockstep_lanes: Integers,
+    gains: Gains = NO_GAINS,
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)
     count = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
     first = np.zeros(len(rows), dtype=np.int32)
     found = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
-    _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
+    _walk(rows, gains, (times,), pool_of_replica, lockstep_lanes, found)
     return found
 
 
 def seconds(
-    log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log,
+    tables: tuple[tuple[BatchTimes, ...], ...],
+    pool_of_replica: Integers,
+    lockstep_lanes: Integers,
+    gains: Gains = NO_GAINS,
 ) -> Floats:
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
     none = np.empty(0, dtype=np.int32)
-    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, StepEnds(none, np.empty(0), none, none > 0))
+    ends = StepEnds(none, np.empty(0), none, none > 0)
+    return _walk(rows_of(log), gains, tables, pool_of_replica, lockstep_lanes, ends)
 
 
 def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, Integers]:
@@ -176,6 +191,7 @@ def rows_of(log: Log) -> NDArray[Any]:
 
 def _walk(
     rows: NDArray[Any],
+    gains: Gains,
     tables: tuple[tuple[BatchTimes, ...], ...],
     pool_of_replica: Integers,
     lockstep_lanes: Integers,
@@ -193,6 +209,7 @@ def _walk(
         floats,
         integers,
         attributes(rows),
+        gains,
         np.ascontiguousarray(
             np.stack([pool_of_replica, lockstep_lanes, np.arange(len(lockstep_lanes)) * width], axis=1)
         ),
@@ -215,6 +232,7 @@ def _largest(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, int]:
 
 def _fill(
     rows: NDArray[Any],
+    gains: Gains,
     times: tuple[Times, ...],
     pool_of_replica: Integers,
     lockstep_lanes: Integers,
@@ -232,6 +250,7 @@ def _fill(
         np.concatenate([*sends, np.zeros(1)]),
         np.array([own_end(table) for table in times for _ in _stages(table)], dtype=np.int64),
         attributes(rows),
+        gains,
         layout,
         np.zeros((2, clocks)),
         attributes(records(ranks, BATCH)),
@@ -306,10 +325,16 @@ def after_round(rows: Array, row: int, stages: int, lanes: int) -> int:
 
 
 @part
-def read_batch(rows: Array, row: int, lane: Any, seats: Array, j: int) -> int:
+def kv_of_step(row: Any, gains: Array, j: int) -> int:
+    """Tokens in the cache of the decodes of step ``j`` of a row."""
+    return row.kv_tokens + (gains[row.gains - 1 + j, 0] if row.gains > 0 else j * row.decodes)
+
+
+@part
+def read_batch(rows: Array, gains: Array, row: int, lane: Any, seats: Array, j: int) -> int:
     """The batch of step ``j`` of the lane whose rows begin at ``row``; returns the first row after them."""
-    after, decodes = after_batch(rows, row), rows[row].decodes
-    lane.step_decodes, lane.step_kv = decodes, rows[row].kv_tokens + j * decodes
+    after = after_batch(rows, row)
+    lane.step_decodes, lane.step_kv = rows[row].decodes, kv_of_step(rows[row], gains, j)
     lane.chunks, lane.chunk_tokens = 0, 0
     for i in range(row, after):
         tokens = rows[i].chunk_tokens
@@ -338,6 +363,7 @@ def rebuild(
     sends: Array,
     asks: Array,
     rows: Array,
+    gains: Array,
     layout: Array,
     clocks: Array,
     lanes: Array,
@@ -364,7 +390,7 @@ def rebuild(
                 last = head
                 for k in range(ranks):
                     waits = max(waits, rows[last].transfer)
-                    last = read_batch(rows, last, lanes[k], seats[k], j)
+                    last = read_batch(rows, gains, last, lanes[k], seats[k], j)
                 begin = rows[head].start if j == 0 else max(clocks[1, slot], clocks[0, base])
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
@@ -435,14 +461,17 @@ def decodes_in_lockstep(
 
 
 @part
-def run_of_decodes(pool: Pool, floats: Array, integers: Array, row: Any, out_end: Array, first: int) -> float:
+def run_of_decodes(
+    pool: Pool, floats: Array, integers: Array, row: Any, gains: Array, out_end: Array, first: int
+) -> float:
     """What the steps of a row of a single lane that only decodes take; the first of them ends at ``out_end[first]``, if
     there is room."""
-    decodes, kv_tokens, end, total = row.decodes, row.kv_tokens, row.start, 0.0
+    decodes, end, total = row.decodes, row.start, 0.0
     tokens_time, sequences_time = floats[pool.decode_tokens + decodes], floats[pool.sequences + decodes]
     overlapped, serial = floats[pool.host_overlapped + decodes], floats[pool.host_serial + decodes]
     above, origin, low, slope = 0, 0, 0.0, 0.0
     for step in range(row.steps):
+        kv_tokens = kv_of_step(row, gains, step)
         if kv_tokens >= above:
             j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
             knot = integers[pool.context_knots + j]
@@ -458,14 +487,13 @@ def run_of_decodes(pool: Pool, floats: Array, integers: Array, row: Any, out_end
         if len(out_end) > 0:
             end = end + took
             out_end[first + step] = end
-        kv_tokens += decodes
     return total
 
 
 @compiled
 def walk_to(
-    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lines: Array, lanes: Array,
-    seats: Array,
+    pools: Array, floats: Array, integers: Array, rows: Array, gains: Array, at: Array, ends: Array, lines: Array,
+    lanes: Array, seats: Array,
     totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
 ) -> None:  # fmt: skip
     """Walk over the steps of a group up to ``until``."""
@@ -473,11 +501,11 @@ def walk_to(
     count = len(pools) // sets
     if ranks == 1 and until > at[lead, WALKED]:  # all of a row
         row, first = at[lead, NOW], at[lead, PLACE] + at[lead, WALKED]
-        read_batch(rows, row, lanes[0], seats[0], 0)
+        read_batch(rows, gains, row, lanes[0], seats[0], 0)
         if lanes[0].chunks == 0 and rows[row].decodes > 0:
             for s in range(sets):
                 out = out_end if s == 0 else out_end[:0]
-                totals[s] += run_of_decodes(pools[s * count + pool], floats, integers, rows[row], out, first)
+                totals[s] += run_of_decodes(pools[s * count + pool], floats, integers, rows[row], gains, out, first)
             if len(out_end) > 0:
                 out_emitted[first : first + rows[row].steps] = rows[row].decodes - rows[row].discarded
             at[lead, WALKED] = until
@@ -488,7 +516,7 @@ def walk_to(
             row = at[lead + k, NOW]
             waits = max(waits, rows[row].transfer)
             emitted += rows[row].decodes - rows[row].discarded
-            read_batch(rows, row, lanes[k], seats[k], step - at[lead + k, SINCE])
+            read_batch(rows, gains, row, lanes[k], seats[k], step - at[lead + k, SINCE])
             chunks += lanes[k].chunks
         for s in range(sets):
             tables = pools[s * count + pool]
@@ -507,8 +535,9 @@ def walk_to(
 
 @entry
 def walk(
-    pools: Array, floats: Array, integers: Array, rows: Array, layout: Array, at: Array, ends: Array, lines: Array,
-    lanes: Array, seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array, out_begins: Array,
+    pools: Array, floats: Array, integers: Array, rows: Array, gains: Array, layout: Array, at: Array, ends: Array,
+    lines: Array, lanes: Array, seats: Array, totals: Array, out_first: Array, out_end: Array, out_emitted: Array,
+    out_begins: Array,
 ) -> None:  # fmt: skip
     """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under the first
     one fill in a ``StepEnds`` that has room. ``layout`` [replicas, 3]: its pool, lanes that step together, its first
@@ -525,7 +554,7 @@ def walk(
         lead = first if ranks > 1 else lane
         begin = at[lane, UNTIL]
         if begin > at[lead, WALKED]:
-            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, gains, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, begin)  # fmt: skip
         at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = (
             row,
@@ -540,33 +569,5 @@ def walk(
         pool, ranks, first = layout[replica]
         last = layout[replica + 1, 2] if replica + 1 < len(layout) else len(at)
         for lead in range(first, last, ranks):
-            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, gains, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, at[lead, UNTIL])  # fmt: skip
-
-
-@entry
-def add_up(columns: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array) -> None:
-    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
-    where any row of its group begins. ``columns`` [8, rows]: the first step, steps, blocks and what is unfilled of them
-    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most.
-    """
-    for row in range(len(start)):
-        first, steps, used, unfilled, grown, tokens, block, most = columns[:, row]
-        begin, at, after = start[row], 0, 0
-        while at < steps:
-            after = at + 1
-            while after < steps and not begins[first + after]:
-                after += 1
-            until = end[first + after - 1]
-            seconds, share = until - begin, 1.0
-            if low > -np.inf:
-                inside = min(until, high) - max(begin, low)
-                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
-            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
-            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
-            out[0, row] += share * (after - at)
-            out[1, row] += share * seconds
-            out[2, row] += share * (after - at) * (at + 0.5 * (after - at - 1))
-            out[3, row] += share * seconds * level
-            out[4, row] = max(out[4, row], float(blocks))
-            begin, at = until, after

@@ -169,6 +169,7 @@ ROW: Fields = [
     ("unfilled", np.int16),  # of a folded row: tokens that its blocks have room for (core.log)
     ("paused", np.int8),  # whether the group's step before it had ended earlier
     ("transfer", np.float64),  # seconds that the step takes longer than its batch
+    ("gains", np.int64),  # 1 + where those of its steps begin (core.log.Gains); 0: a decode gains a token a step
 ]
 
 RELEASE: Fields = [("time", np.float64), ("request", np.int64)]
@@ -187,11 +188,12 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
     ROUTE_HOOK,
     JUMPS,
     AT_ONCE,
+    GAINED,
     NUM_COUNTERS,
-) = range(12)
+) = range(13)
 """Entries of ``State.counters``: rows and stalls written, requests that were routed, the lane chosen for the next
 request, requests in flight, known future releases, the two ends of the queue of unsent requests, the address of the
-user's route score, whether equal steps are made at once, and how many then at most."""
+user's route score, whether equal steps are made at once, and how many then at most, gains written."""
 
 CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, ENDS, NUM_COURSE = range(11)
 """Entries of the course of a run, which ``core.loop`` reads: arrivals so far; whether completions release others;

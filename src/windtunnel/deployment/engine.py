@@ -181,6 +181,9 @@ class Engine:
     enable_symm_mem: bool = False
     """NCCL gathers and scatters in memory that lies at one address on all GPUs (SGLang's flag of that name, vLLM's
     ``VLLM_USE_NCCL_SYMM_MEM``)."""
+    flashinfer_sampler: bool = False
+    """FlashInfer's kernel chooses tokens, which takes less memory than PyTorch's (vLLM's
+    ``VLLM_USE_FLASHINFER_SAMPLER``; its images of 0.8 to 0.11.0 did so by themselves)."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""

@@ -156,7 +156,8 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     if engine.max_loras:
         weights += engine.max_loras * adapter_bytes(whole, engine.max_lora_rank, tp, DTYPE_BYTES[model.dtype])
     weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
-    activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
+    sampled = rules.with_flashinfer if engine.flashinfer_sampler else rules
+    activations = _activation_bytes(model, engine, sampled if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
     graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
     available = _available(device, engine, weights, activations, reserve + (graphs if rules.graphs_inside else 0))

@@ -27,6 +27,11 @@ class MemoryRules:
         with 0.17)."""
         return replace(self, bytes_per_logit=max(self.bytes_per_logit, TORCH_BYTES_PER_LOGIT))
 
+    @property
+    def with_flashinfer(self) -> "MemoryRules":
+        """The rules where FlashInfer's kernel samples, which sorts no logits."""
+        return replace(self, bytes_per_logit=min(self.bytes_per_logit, FLASHINFER_BYTES_PER_LOGIT))
+
     def reserve(self, gpus: int) -> float:
         """GiB outside PyTorch's allocator on each of this many GPUs that work together."""
         return max(pair for pair in self.reserve_gib if pair[0] <= gpus)[1]
@@ -34,6 +39,8 @@ class MemoryRules:
 
 TORCH_BYTES_PER_LOGIT = 38.3
 """Of PyTorch's own top-p and top-k: 38.1 to 38.5 in 13 logs of vLLM 0.6.6 to 0.11.0."""
+FLASHINFER_BYTES_PER_LOGIT = 12.0
+"""Of FlashInfer's top-p and top-k: three numbers of 32 bits a logit; logs of 0.10.1.1 agree."""
 MEMORY_V0 = MemoryRules(TORCH_BYTES_PER_LOGIT, 1, 3, ((1, 0.26), (2, 0.28), (4, 0.61)))
 """vLLM 0.6.4 to 0.7.3: 109.8 kB a token of unchunked prompts is three hidden and three
 intermediate states."""

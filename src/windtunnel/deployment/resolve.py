@@ -419,6 +419,8 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     backend, given = engine.all2all_backend, f"all2all_backend={engine.all2all_backend!r}"
     if engine.enable_symm_mem and chosen.backend == "trtllm":
         raise InputError("enable_symm_mem: simulated for vLLM and SGLang; TensorRT-LLM has no such flag: leave it out")
+    if engine.flashinfer_sampler and chosen.backend != "vllm":
+        raise InputError(f"flashinfer_sampler: a choice of vLLM's; {chosen.name} has none: leave it out")
     if backend != GATHERED:
         if not chosen.deepep and (backend != ONE_SIDED or chosen.backend != "trtllm"):
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")

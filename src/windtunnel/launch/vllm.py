@@ -24,6 +24,7 @@ from windtunnel.deployment.resolve import COMPRESSED_BLOCK, SAME_METHOD
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import ADD_STORE, Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
+from windtunnel.launch.facts import OF_IMAGE
 from windtunnel.launch.table import table
 from windtunnel.model import MLA, Attention
 from windtunnel.model.adapters import require_adaptable
@@ -46,6 +47,11 @@ MODES = {"NONE": True, "0": True}
 LARGEST_BLOCK = 64
 EXCHANGE = "VLLM_ALL2ALL_BACKEND"
 SYMMETRIC = "VLLM_USE_NCCL_SYMM_MEM"
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+SAMPLED_BY_IMAGE = (0, 8), (0, 11, 0)
+"""First and last releases whose image has FlashInfer and takes its sampler unless told otherwise: wheels came without
+it, and from 0.11.1 on it must be asked for (docker/Dockerfile, vllm/v1/sample/ops/topk_topp_sampler.py, vLLM #26859).
+"""
 PARTITION = "VLLM_PP_LAYER_PARTITION"
 SP_LEAST = "compilation-config.pass-config.sp-min-token-num"
 SP_SWITCHES = tuple(f"compilation-config.pass-config.{name}" for name in ("enable-sp", "enable-sequence-parallelism"))
@@ -74,6 +80,7 @@ def settings(asked: Asked) -> Settings:
     engine["linear_backend"] = linear_backend(asked, "linear-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
     engine["enable_symm_mem"] = True if asked.line.env.get(SYMMETRIC) == "1" else None
+    engine["flashinfer_sampler"] = _sampled_by_flashinfer(asked)
     engine["pipeline_layers"] = cut_points(asked, PARTITION)
     _in_parts(asked, engine)
     _adapters(asked, engine)
@@ -94,6 +101,14 @@ def settings(asked: Asked) -> Settings:
         )
     found.role = ROLES.get(found.role, "")
     return found
+
+
+def _sampled_by_flashinfer(asked: Asked) -> bool | None:
+    """Whether FlashInfer samples where releases would not by themselves: as the line says, or as the image does."""
+    said = asked.line.env.get(SAMPLER)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", str(asked.line.facts.get(OF_IMAGE, "")))[:3])
+    first, last = SAMPLED_BY_IMAGE
+    return True if said == "1" or (said is None and first <= numbers <= last) else None
 
 
 def cut_points(asked: Asked, variable: str) -> tuple[int, ...] | None:

@@ -85,7 +85,7 @@ class Bands:
 
     def expected(self, statistic: str) -> float | None:
         """Best estimate of a statistic of the time per token on a measured server: with steps as much longer or shorter
-        as servers like it were measured (``evidence.Group.shift``), read between the simulated figure and that at the
+        as servers like it were measured (``evidence.Doubt.shift``), read between the simulated figure and that at the
         end of the band on the same side, as a power of the factor. None where no evidence was shown to help."""
         value, shift = self.said["tpot"][statistic], self.doubt.shift
         if not shift or not value:
@@ -161,9 +161,9 @@ class Bands:
             ("evidence", self.doubt.words),
             ("checked", "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"),
         ]
-        if (expected := self.expected("mean")) and (group := self.doubt.shifted_by):
-            factor = exp(self.doubt.shift)
-            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: steps ×{factor:.2f}, as {group.words}"))
+        if expected := self.expected("mean"):
+            moved = f"steps ×{exp(self.doubt.shift):.2f}, as {self.doubt.nearest.words}"
+            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: {moved}"))
         if isfinite(self.uncertainty.error):
             kernels, host = 100 * self.uncertainty.kernels, 100 * self.uncertainty.host
             found.append(("model error", f"per step: kernels ±{kernels:.0f} %, host work ±{host:.1f} %"))

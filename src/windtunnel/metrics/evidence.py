@@ -90,9 +90,6 @@ class Group:
     """How much wider than the quantiles (steps, first token) other loads of its servers need it, for all servers:
     other groups; None: as much as the larger group."""
     known_bad: bool = False
-    shift: float = 0.0
-    """Log of the factor that brings simulated steps of its servers nearer to measured ones: the median of ``steps``,
-    drawn to zero as few loads know it; zero where that did not help servers that it was not taken from."""
     key: tuple[str, ...] = ()
     """What its servers have in common: the first of KEYS."""
 
@@ -122,10 +119,13 @@ class Doubt:
     """The smallest group that knows servers like it."""
     calibrated: bool = False
     """Whether its own measured run narrows the band."""
-    shift: float = 0.0
-    """Log of the factor on simulated steps for the best estimate of one measured server (``Group.shift``)."""
-    shifted_by: Group | None = None
-    """The group whose shift that is."""
+
+    @property
+    def shift(self) -> float:
+        """Log of the factor on simulated steps for the best estimate of one measured server: the middle of ``steps``,
+        where its family was measured on its device. Elsewhere, and of first tokens, it helped no server that it was not
+        taken from (``benchmarks.accuracy.served_errors``)."""
+        return self.steps[MIDDLE] if "device" in KEYS[: len(self.nearest.key)] and not self.calibrated else 0.0
 
     def factors(self, latency: str, level: float) -> Factors:
         """The factors at both ends; ``latency`` is steps or first_token."""
@@ -212,9 +212,7 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
     if not nearest.known_bad:
         stretch = 1.0 if isnan(error) else max(error / nearest.error, 1.0)
         steps, first = wider(steps, stretch * width[0]), wider(first, stretch * width[1])
-    near = nearest if nearest.known_bad else table.get(server[: KEYS.index("device") + 1])
-    by = near if near and near.shift else None
-    found = Doubt(steps, first, nearest, shift=by.shift if by else 0.0, shifted_by=by)
+    found = Doubt(steps, first, nearest)
     if agreement is None or agreement.server != server:
         return found
     own = other_loads(server.engine)

@@ -170,7 +170,7 @@ class Steps:
             while high < size and log.steps[high] == 0:
                 high += 1
             columns = {one.name: np.ascontiguousarray(getattr(log, one.name)[low:high]) for one in fields(log)}
-            run = replace(self.run, iterations=Iterations(**columns))
+            run = replace(self.run, iterations=Iterations(**columns).with_gains(log.gains, log.gained_from[low:high]))
             yield Steps(run, self.grouped._replace(first=self.grouped.first[low:high]))
             low = high
 
@@ -210,7 +210,7 @@ class Steps:
     def inside(self, window: Window) -> "Inside":
         """What of each row lies in the window: what an edge cuts, until another row of its group begins, counts in
         proportion."""
-        from windtunnel.core.rebuild import add_up
+        from windtunnel.core.log import add_up
 
         log, heads = self.run.iterations, self.heads
         replica, start = log.replica[heads], log.start[heads]
@@ -225,11 +225,11 @@ class Steps:
         of_pool = np.array([[pools[entry["pool"]][name] for entry in entries] for name in ("block_size", "kv_blocks")])
         grown = log.decodes[heads] + log.chunk_tokens[heads]
         columns = (self.grouped.first[heads], log.steps[heads], log.used_blocks[heads], log.unfilled[heads], grown,
-                   self.tokens, *of_pool[:, replica])  # fmt: skip
+                   self.tokens, *of_pool[:, replica], log.gained_from[heads])  # fmt: skip
         found = np.zeros((5, len(heads)))
         edges = (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
         times = start.astype(np.float64), self.grouped.end, self.grouped.begins
-        add_up(np.stack(columns).astype(np.int64, copy=False), *times, *edges, found)
+        add_up(np.stack(columns).astype(np.int64, copy=False), log.gains, *times, *edges, found)
         return Inside(found[0], found[1], found[2], found[3], found[4], 1.0)
 
 
@@ -239,7 +239,7 @@ class Inside(NamedTuple):
     steps: Floats
     seconds: Floats
     passed: Floats
-    """Σ over these steps of the row's steps before each."""
+    """Σ over these steps of the tokens that each decode has gained in the row before: one a step, or what is right."""
     held: Floats
     """Blocks times seconds; nothing of use of pipelines."""
     peak: Floats

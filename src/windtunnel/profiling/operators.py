@@ -8,16 +8,29 @@ from typing import Any
 from windtunnel.perf.kernel import STORED_BYTES
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.profile.shapes import BITS_8, Shape
+from windtunnel.profiling.engine_kernels import vllm_experts
 
 Call = Callable[[], Any]
 
 COLD = 96 * 2**20
 """Bytes of weights that take turns, so that none is still in a cache: a model has more layers than one."""
+DRAWS = 16
+"""Layers that take turns at most, and choices of experts."""
 
 
 def cold_copies(kernel: Gemm) -> int:
     """How many weights of a projection take turns."""
-    return max(1, min(COLD // int(STORED_BYTES[kernel.dtype] * kernel.n * kernel.k), 16))
+    return max(1, min(COLD // int(STORED_BYTES[kernel.dtype] * kernel.n * kernel.k), DRAWS))
+
+
+def bytes_of_experts(shape: Shape, tp: int) -> float:
+    """Of a layer's weights in 16 bits."""
+    return 2.0 * (3 if shape.use_gated_mlp else 2) * shape.num_experts * shape.n_embd * shape.expert_inter / tp
+
+
+def cold_layers(shape: Shape, tp: int) -> int:
+    """How many layers of experts take turns."""
+    return max(1, min(int(COLD / bytes_of_experts(shape, tp)), DRAWS))
 
 
 @dataclass
@@ -92,35 +105,42 @@ class Shard:
         return lambda: self.torch.softmax(logits.float(), dim=-1).topk(self.shape.top_k, dim=-1)
 
     def _experts(self, a: int, _: int) -> Call:
-        """Routed experts of tokens that choose at random: sorted by expert, two products of groups, weighed and summed.
-
-        All experts' weights are there; a small batch reads those of few, as a model with many layers would.
-        """
+        """Routed experts of tokens that choose at random: by vLLM's kernel where it is there, else sorted by expert, in
+        two products of groups, weighed and summed. Layers and choices take turns, as a step reads each layer once."""
         torch, shape = self.torch, self.shape
-        inner = shape.expert_inter // self.tp
-        up, down = self._of_experts(inner)
-        x, shares = self._random(a, shape.n_embd), self._random(a * shape.top_k, 1)
-        chosen = torch.rand(a, shape.num_experts, device=self.device).topk(shape.top_k, dim=-1).indices.flatten()
-        silu = torch.nn.functional.silu
+        weights, x = self._of_experts(shape.expert_inter // self.tp), self._random(a, shape.n_embd)
+        drawn = [torch.rand(a, shape.num_experts, device=self.device).topk(shape.top_k, dim=-1) for _ in range(DRAWS)]
+        if vllm := vllm_experts(torch, self.device, shape, self.tp):
+            out, shares = torch.empty_like(x), torch.rand(a, shape.top_k)
+            choices = cycle([one.indices.to(torch.int32) for one in drawn])
+            return lambda: vllm.compute(out, x, next(weights), shares, next(choices))
+        chosen, shares = cycle([one.indices.flatten() for one in drawn]), self._random(a * shape.top_k, 1)
+        return lambda: self._grouped(x, next(weights), shares, next(chosen))
 
-        def compute() -> Any:
-            order = chosen.argsort()
-            ends = torch.bincount(chosen, minlength=shape.num_experts).cumsum(0).to(torch.int32)
-            tokens = order // shape.top_k
-            wide = torch._grouped_mm(x[tokens], up, offs=ends)
-            inside = silu(wide[:, :inner]) * wide[:, inner:] if shape.use_gated_mlp else silu(wide)
-            out = torch._grouped_mm(inside, down, offs=ends) * shares[order]
-            return torch.zeros_like(x).index_add_(0, tokens, out)
-
-        return compute
+    def _grouped(self, x: Any, weights: tuple[Any, Any], shares: Any, chosen: Any) -> Any:
+        torch, shape, (up, down) = self.torch, self.shape, weights
+        silu, inner = torch.nn.functional.silu, down.shape[1]
+        order = chosen.argsort()
+        ends = torch.bincount(chosen, minlength=shape.num_experts).cumsum(0).to(torch.int32)
+        tokens = order // shape.top_k
+        wide = torch._grouped_mm(x[tokens], up, offs=ends)
+        inside = silu(wide[:, :inner]) * wide[:, inner:] if shape.use_gated_mlp else silu(wide)
+        out = torch._grouped_mm(inside, down, offs=ends) * shares[order]
+        return torch.zeros_like(x).index_add_(0, tokens, out)
 
     def _of_experts(self, inner: int) -> Any:
+        """Layers of experts, in turn."""
         place = (self.shape.num_experts, inner, "experts")
         if place not in self._weights:
             self._weights.clear()
+            vllm = vllm_experts(self.torch, self.device, self.shape, self.tp)
             wide = 2 * inner if self.shape.use_gated_mlp else inner
             count, hidden = self.shape.num_experts, self.shape.n_embd
-            self._weights[place] = self._random(count, hidden, wide), self._random(count, inner, hidden)
+            layers = []
+            for _ in range(cold_layers(self.shape, self.tp)):
+                up, down = self._random(count, wide, hidden), self._random(count, hidden, inner)
+                layers.append(vllm.pack(up, down) if vllm else (up.transpose(1, 2), down.transpose(1, 2)))
+            self._weights[place] = cycle(layers)
         return self._weights[place]
 
     @property
@@ -249,5 +269,5 @@ class Shard:
         if operator == "emb":
             moved += 2.0 * self.shape.vocab_size * self.shape.n_embd
         if operator == "experts":
-            moved += 6.0 * self.shape.num_experts * self.shape.n_embd * self.shape.expert_inter / self.tp
+            moved += cold_layers(self.shape, self.tp) * bytes_of_experts(self.shape, self.tp)
         return moved + (2.0 * (a + b) * a * (1 + 4 * self._heads[0]) if operator == "attn_prefill" else 0.0)

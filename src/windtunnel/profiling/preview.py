@@ -10,7 +10,7 @@ from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.profile.shapes import HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import LEAST
 from windtunnel.profiling.measure import CHECKED
-from windtunnel.profiling.operators import cold_copies
+from windtunnel.profiling.operators import bytes_of_experts, cold_copies, cold_layers
 from windtunnel.profiling.sizes import Extent, decode_sizes, octaves, prefill_sizes
 
 WARM_UP = 3
@@ -87,6 +87,8 @@ def _seconds(shape: Shape, name: str, tp: int, points: list[tuple[int, int]], ex
     filled = kernel.bytes_moved(a, b).sum() / 2.0
     if isinstance(kernel, Gemm):  # copies that take turns, made anew for each point that is measured again
         filled += (1 + again) * cold_copies(kernel) * 2.0 * kernel.n * kernel.k
+    elif name == "experts":
+        filled += (1 + again) * cold_layers(shape, tp) * bytes_of_experts(shape, tp)
     elif name == "emb":
         filled += (len(points) + again) * 2.0 * shape.vocab_size * shape.n_embd
     spent = (calls * once).sum() + BESIDE * len(points)

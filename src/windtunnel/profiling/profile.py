@@ -15,6 +15,7 @@ from windtunnel.model import Model
 from windtunnel.perf.profile.folder import Profile, read_profile
 from windtunnel.perf.profile.shapes import Shape, shape_of
 from windtunnel.profiling.collectives import ALONE, Hosts
+from windtunnel.profiling.engine_kernels import vllm_experts
 from windtunnel.profiling.journal import open_journal
 from windtunnel.profiling.machine import Machine, device_toml, host_seconds, peaks
 from windtunnel.profiling.measure import Session
@@ -64,6 +65,10 @@ def profile(
     settings |= {"device": machine.name, "threads": machine.threads}
     hosts.require_whole(shards)
     settings |= {"nnodes": hosts.nnodes} if hosts.nnodes > 1 else {}
+    if shape.num_experts:
+        by_vllm = [tp for tp in shards if vllm_experts(machine.torch, machine.kind, shape, tp)]
+        settings |= {"experts_by_vllm": by_vllm} if by_vllm else {}
+        say(f"experts are measured by {'the kernel of the vLLM here' if by_vllm else 'torch, engines have others'}")
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
     if journal.readings:
         say(f"{len(journal.readings)} points are there from before")

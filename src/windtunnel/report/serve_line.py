@@ -26,7 +26,7 @@ from windtunnel.launch.sglang import (
 )
 from windtunnel.launch.table import table
 from windtunnel.launch.trtllm import EXACT, MOST, NO_EVICT, PARTS, WAITS
-from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SIMPLE, SYMMETRIC, TYPES
+from windtunnel.launch.vllm import ALIGNED, ALIGNED_STATES, GIB, SAMPLER, SIMPLE, SYMMETRIC, TYPES
 from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
@@ -134,7 +134,7 @@ OF_TRTLLM = {
 def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
     engine = pool.get("engine", {})
-    words = [*_cuts("VLLM", engine), *_symmetric(engine), "vllm", "serve", model]
+    words = [*_cuts("VLLM", engine), *_switched_on(engine), "vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -262,9 +262,10 @@ def _cuts(prefix: str, engine: Mapping[str, Any]) -> list[str]:
     return [f"{prefix}_PP_LAYER_PARTITION={','.join(map(str, layers))}"] if layers else []
 
 
-def _symmetric(engine: Mapping[str, Any]) -> list[str]:
-    """vLLM's variable for collectives in symmetric memory."""
-    return [f"{SYMMETRIC}=1"] if engine.get("enable_symm_mem") else []
+def _switched_on(engine: Mapping[str, Any]) -> list[str]:
+    """vLLM's variables for collectives in symmetric memory, and for FlashInfer's sampler."""
+    switches = {"enable_symm_mem": SYMMETRIC, "flashinfer_sampler": SAMPLER}
+    return [f"{variable}=1" for field, variable in switches.items() if engine.get(field)]
 
 
 def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:

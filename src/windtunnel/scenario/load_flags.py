@@ -92,7 +92,7 @@ class Load:
     """Or: tokens with which every prompt begins, such as a system prompt."""
     images_per_prompt: int = 0
     """Images before each prompt, all different, whose tokens are added to it. vLLM's limits on what its encoder
-    computes in a step and keeps are simulated, the encoder's own time is not."""
+    computes in a step and keeps are simulated, and its time where config.json has its sizes (Qwen-VL, Pixtral)."""
     image_tokens: int = 0
     """Tokens that the model makes of an image."""
     n: int = 1
@@ -458,9 +458,10 @@ class Load:
     def _redraw(self, trace: "Workload", seed: int) -> "Workload":
         import numpy as np
 
+        from windtunnel.workload.builtin import NO_TIMES
         from windtunnel.workload.synthetic import stream
 
         arrival = trace.arrival.copy()
         released = ~np.isnan(arrival)
         arrival[released] = self.arrivals().times(int(released.sum()), stream(seed, "arrivals"))
-        return replace(trace, arrival=arrival)
+        return replace(trace, arrival=arrival, notes=tuple(note for note in trace.notes if note != NO_TIMES))

@@ -100,12 +100,12 @@ class Iterations(_Table):
     stages for the rank's n-th step. Runs of its lanes that follow each other, with as many steps, take turns.
 
     ``decodes`` requests emit a token in each step; ``kv_tokens`` is what they have in the cache before the first step
-    together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
-    grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
-    lockstep have a row for every step together, idle ones too: each a new one only where it changes, or begins after a
-    pause of all of them. ``used_blocks`` and ``waiting`` hold after the first
-    step was scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the
-    start of the next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
+    together, and grows by ``decodes`` a step, or by what drafts yield (``gains``). ``chunk_tokens`` > 0 is a prefill
+    chunk at ``chunk_context``, which grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows
+    with ``steps`` = 0. Lanes in lockstep have a row for every step together, idle ones too: each a new one only where
+    it changes, or begins after a pause of all of them. ``used_blocks`` and ``waiting`` hold after the first step was
+    scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the start of the
+    next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
     """
 
     replica: Integers
@@ -128,11 +128,26 @@ class Iterations(_Table):
     ⌈(j · (decodes + chunk_tokens) − unfilled) / block_size⌉ more."""
 
     @classmethod
-    def of(cls, rows: NDArray[Any]) -> Self:
+    def of(cls, rows: NDArray[Any], gains: NDArray[np.int32] | None = None) -> Self:
         """Views of the records that the core wrote, of its sizes of integers."""
         found = cls(**{entry.name: rows[entry.name] for entry in fields(cls)})
         vars(found)["rows"] = rows
-        return found
+        return found if gains is None else found.with_gains(gains, rows["gains"])
+
+    def with_gains(self, gains: NDArray[np.int32], gained_from: Integers) -> Self:
+        """The same, of rows that have them."""
+        vars(self).update(gains=gains, gained_from=gained_from)
+        return self
+
+    @cached_property
+    def gains(self) -> NDArray[np.int32]:
+        """[m, 2] of steps that verify drafts: tokens in the cache and blocks in use, beyond those of their row."""
+        return np.zeros((0, 2), dtype=np.int32)
+
+    @cached_property
+    def gained_from(self) -> Integers:
+        """[rows] 1 + where the gains of each row's steps begin; 0: a decode gains a token a step."""
+        return np.zeros(len(self.steps), dtype=np.int64)
 
     @cached_property
     def rows(self) -> NDArray[Any]:
@@ -240,14 +255,26 @@ class Run:
 
     def unfolded(self) -> Self:
         """The same run with a row for each lane of a group wherever one of its lanes begins a row: ``used_blocks`` and
-        ``waiting`` of all of them are known there."""
+        ``waiting`` of all of them are known there. Steps with gains have a row each."""
         rows, _ = self._unfolded()
-        return self if rows is self.iterations.rows else replace(self, iterations=Iterations.of(rows))
+        if rows is self.iterations.rows:
+            return self._one_by_one()
+        return replace(self, iterations=Iterations.of(rows, self.iterations.gains))._one_by_one()
+
+    def _one_by_one(self) -> Self:
+        """The same run without gains, with a row for each step of those that have some."""
+        from windtunnel.core.log import one_by_one
+
+        log = self.iterations
+        if not log.gained_from.any():
+            return self
+        ends = self.step_ends()
+        return replace(self, iterations=Iterations.of(one_by_one(log.rows, log.gains, ends.first, ends.end)))
 
     def _unfolded(self) -> tuple[NDArray[Any], Integers]:
         from windtunnel.core.rebuild import unfold
 
-        rows, _, _, lanes = self._log(None)
+        rows, _, _, lanes, _ = self._log(None)
         if self.piped or not (lanes > 1).any() or len(rows) == 0:
             return rows, np.zeros(0, dtype=np.int64)
         pools = self.manifest["pools"]
@@ -269,8 +296,8 @@ class Run:
         """When every step of each group of lanes ends, where no replica has several stages."""
         from windtunnel.core.rebuild import step_ends_of_rows
 
-        log, _, *layout = self._log(None)
-        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), *layout)
+        log, _, pools, lanes, gains = self._log(None)
+        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), pools, lanes, gains)
 
     def seconds(self, tables: Sequence[tuple[BatchTimes, ...]]) -> list[float]:
         """What all steps of all lanes take together under each of these tables (one for each pool)."""
@@ -278,18 +305,20 @@ class Run:
 
         if self.piped:
             return [float(self.durations(of_pools).sum()) for of_pools in tables]
-        log, _, *layout = self._log(None)
-        found: list[float] = seconds(log, tuple(tables), *layout).tolist()
+        log, _, pools, lanes, gains = self._log(None)
+        found: list[float] = seconds(log, tuple(tables), pools, lanes, gains).tolist()
         return found
 
-    def _log(self, times: tuple[Times, ...] | None) -> tuple[NDArray[Any], tuple[Times, ...], Integers, Integers]:
+    def _log(
+        self, times: tuple[Times, ...] | None
+    ) -> tuple[NDArray[Any], tuple[Times, ...], Integers, Integers, NDArray[np.int32]]:
         """What steps are rebuilt from."""
         pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
         lanes = np.array(
             [replica["lanes"] if replica.get("lockstep") else 1 for replica in self.manifest["replicas"]],
             dtype=np.int64,
         )
-        return self.iterations.rows, times or self.times, pool_of_replica, lanes
+        return self.iterations.rows, times or self.times, pool_of_replica, lanes, self.iterations.gains
 
     def save(self, directory: Path) -> None:
         """Write run.json, requests.parquet, iterations.parquet, stalls.parquet and times.npz; all of it or nothing.
@@ -308,7 +337,7 @@ class Run:
     def _write(self, directory: Path) -> None:
         tables: dict[str, Requests | Iterations | Stalls] = {
             "requests": self.requests,
-            "iterations": self.iterations,
+            "iterations": self._one_by_one().iterations,
             "stalls": self.stalls,
         }
         for name, table in tables.items():

@@ -22,6 +22,8 @@ from windtunnel.workload.quantiles import Quantiles
 from windtunnel.workload.synthetic import Drawn, check_count, generate
 
 Fit = Mapping[str, Any]
+NO_TIMES = "the source has lengths only: Poisson arrivals at 1 request/s are our convention, not a fit"
+"""What is noted of such a source as long as nobody gives a rate."""
 
 
 @cache
@@ -63,7 +65,8 @@ def builtin(
     check_count("num_requests", count)
     arrivals = arrivals_of(fit, rate, count)
     workload = generate(arrivals, lengths_of(fit), count, seed, max_concurrency=max_concurrency, name=name)
-    return replace(workload, notes=(fit["assumed"],)) if "assumed" in fit else workload
+    drawn = (NO_TIMES,) if "no_times" in fit and request_rate is None else ()
+    return replace(workload, notes=(*((fit["assumed"],) if "assumed" in fit else ()), *drawn))
 
 
 def in_pieces(name: str, num_requests: int, seed: int = 0) -> Drawn:

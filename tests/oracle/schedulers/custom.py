@@ -340,9 +340,8 @@ class Custom:
         if (rule := getattr(self.rules, "allocate", None)) is not None:
             found, least = self._asked(rule, request, wanted), wanted
             if type(found) is not int or found < least:
-                raise self._error(
-                    f"allocate returned {found!r} for request {request.id}: must be ≥ the {least} that it needs"
-                )
+                what = f"allocate returned {found!r} for request {request.id}"
+                raise self._error(f"{what}: must be a whole number ≥ {least}, what it needs")
             wanted = found
         wanted -= request.num_blocks
         if wanted > self._free:

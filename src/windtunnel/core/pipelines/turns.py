@@ -378,7 +378,7 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
                 row.start, row.replica, row.lane = start, group.replica, lane.rank * pool.stages + number
                 row.decodes, row.kv_tokens, row.discarded, row.transfer = decodes, kv_tokens, 0, 0.0
                 row.used_blocks, row.waiting = pool.num_blocks - lane.free, lane.waiting + lane.ghosts
-                row.chunk_tokens, row.chunk_context, row.unfilled, row.paused = 0, 0, 0, 0
+                row.chunk_tokens, row.chunk_context, row.unfilled, row.gains, row.paused = 0, 0, 0, 0, 0
             place, number = following(place, lane.depth), following(number, pool.stages)
             if number == 0:
                 phase = following(phase, pool.block_size)

@@ -239,7 +239,8 @@ class Asked:
         least = self.limits[i].blocks(one.num_computed_tokens + tokens)
         found = self._asked(self.rules[i].allocate, one, least)
         if type(found) is not int or found < least:
-            raise self._error(f"allocate returned {found!r} for request {one.id}: must be ≥ the {least} that it needs")
+            what = f"allocate returned {found!r} for request {one.id}"
+            raise self._error(f"{what}: must be a whole number ≥ {least}, what it needs")
         return found
 
     def decide_in_columns(self, now: float, waiting: int, running: int) -> int:

@@ -1,13 +1,16 @@
 """Requests that only decode with drafts stand in a table of their own: nothing of a run changes by that."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
-from windtunnel.perf.batch_times import linear
+from windtunnel.core.log import one_by_one
+from windtunnel.core.rebuild import durations, iteration_times, seconds, step_ends_of_rows
+from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.drafts import SLOTS, Drafts
 
@@ -33,8 +36,8 @@ def policy_of(rng: np.random.Generator) -> VllmV1:
     )
 
 
-def both(seed: int) -> tuple[Record, Record]:
-    """A run with the table, and the same without it."""
+def drawn(seed: int) -> tuple[Fleet, Demand]:
+    """A deployment with drafts and what it is asked."""
     rng = np.random.default_rng(seed)
     policy, n, size = policy_of(rng), int(rng.integers(3, 20)), int(rng.choice([8, 16]))
     outputs, prompts = rng.integers(1, int(rng.choice([10, 60])), n), rng.integers(1, int(rng.choice([10, 100])), n)
@@ -59,8 +62,13 @@ def both(seed: int) -> tuple[Record, Record]:
     arrival, priority = np.cumsum(rng.exponential(rng.choice([0, 0.01, 0.2]), n)), rng.integers(0, 3, n)
     demand = Demand(arrival, prompts, outputs, nobody, nobody, np.full(n, -1), none, 0, priority=priority)
     limits, together = Limits(seats, tokens, longest, blocks, size), bool(rng.integers(2)) and lanes > 1
-    fleet = Fleet((limits,), (policy,), (times,), (1,), (lanes,), (together,), seed=seed)
-    one, other = (run(fleet, demand, 0, none, jumps) for jumps in (True, False))
+    return Fleet((limits,), (policy,), (times,), (1,), (lanes,), (together,), seed=seed), demand
+
+
+def both(seed: int) -> tuple[Record, Record]:
+    """A run with the table, and the same without it."""
+    fleet, demand = drawn(seed)
+    one, other = (run(fleet, demand, 0, np.zeros(len(demand.arrival)), jumps) for jumps in (True, False))
     return one, other
 
 
@@ -73,3 +81,28 @@ def test_runs_are_equal(seed: int) -> None:
         ours, theirs = one.requests[name], other.requests[name]
         assert np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f"), name
     assert sorted(one.stalls.tolist()) == sorted(other.stalls.tolist())
+
+
+@pytest.mark.parametrize("seed", range(min(CASES, 12)))
+def test_runs_of_steps_hold_every_step(seed: int) -> None:
+    """Rows with gains are the rows of single steps, to the bit: how they are rebuilt, and how long they take."""
+    fleet, demand = drawn(seed)
+    times = replace(whole(fleet.times[0]), expert_tokens=np.zeros(1))
+    fleet = replace(fleet, lockstep=(False,), times=(times,))
+    none = np.zeros(len(demand.arrival))
+    folded, single = run(fleet, demand, 0, none, folds=True), run(fleet, demand, 0, none, False)
+    rows, gains = folded.rows, folded.gains
+    assert gains is not None
+    layout = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    ends = step_ends_of_rows(rows, (times,), *layout, gains)
+    ours = one_by_one(rows, gains, ends.first, ends.end)
+    order = [np.lexsort((found["start"], found["lane"])) for found in (ours, single.rows)]
+    for name in set(rows.dtype.names or ()):
+        assert np.array_equal(ours[name][order[0]], single.rows[name][order[1]]), name
+    assert ours["steps"].sum() == rows["steps"].sum()
+    one, other = iteration_times(rows, fleet.times, *layout, gains), iteration_times(ours, fleet.times, *layout)
+    for name in ("start", "duration", "decodes", "busy"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+    assert durations(rows, fleet.times, *layout, gains).tolist() == one.duration.tolist()
+    found = seconds(rows, ((times,),), *layout, gains).tolist()
+    assert found == pytest.approx(seconds(ours, ((times,),), *layout).tolist(), rel=1e-12)

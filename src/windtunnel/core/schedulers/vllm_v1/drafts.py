@@ -14,8 +14,22 @@ from numpy.typing import NDArray
 from windtunnel.core import step as steps
 from windtunnel.core.blocks import give_back, offer
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import GONE, HALTS, IDLE, NONE, QUEUED, STALLS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.log import no_gains, write_stall, write_step
+from windtunnel.core.records import (
+    GAINED,
+    GONE,
+    HALTS,
+    IDLE,
+    NONE,
+    QUEUED,
+    STALLS,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    State,
+)
 from windtunnel.core.records import Request as Row
 from windtunnel.core.schedulers import vllm
 from windtunnel.core.schedulers import vllm_passes as passes
@@ -24,6 +38,7 @@ from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
 from windtunnel.core.schedulers.vllm_v1 import admission, steady
 from windtunnel.core.schedulers.vllm_v1.encoder import (
     begin_inputs,
+    encoder_time,
     end_inputs_of_drafts,
     release_ended,
     withdraw_inputs,
@@ -91,6 +106,8 @@ class Extra(NamedTuple):
     """[lanes, 2] how many these are."""
     steady: Array
     """[lanes, rows, seats] those of whom steps need little; see ``steady``."""
+    gains: Array
+    """Of steps, see ``core.log``; empty: each has a row."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -107,7 +124,15 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         flights=np.zeros((len(lanes), 2, width, CONTINUED + 1), dtype=np.int32),
         counts=np.zeros((len(lanes), 2), dtype=np.int64),
         steady=steady.table(len(lanes), width),
+        gains=no_gains(),
     )
+
+
+def with_more_room(extra: Extra) -> Extra:
+    """Room for the gains of twice as many steps."""
+    gains = no_gains(2 * len(extra.gains))
+    gains[: len(extra.gains)] = extra.gains
+    return extra._replace(gains=gains)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -355,7 +380,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     extra.counts[i, lane.flight] = count
     lane.flight = 1 - lane.flight
     group = state.groups[lane.group]
-    write_step(state, pool, group, lane, seats, start, discarded, 0.0)
+    write_step(state, pool, group, lane, seats, start, discarded, encoder_time(pool, lane, extra.encoder))
     if lane.step_decodes > 0:
         lane.decoded = lane.end
     lane.executed += 1 if group.num_lanes > 1 else 0
@@ -473,7 +498,7 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return steps.step(state, pool, group, decide, conclude, pass_over, vllm.takes_longer)
 
 
 @part
@@ -486,8 +511,10 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
 
 @part
 def room(state: State, pool: Pool, group: Group) -> bool:
-    """Whether the pauses that begin and end in one more step can be written down."""
-    return len(state.stalls) - state.counters[STALLS] > 2 * group.num_lanes * (pool.max_num_seqs + 1)
+    """Whether the pauses that begin and end in one more step can be written down, and what it gains."""
+    left = len(state.stalls) - state.counters[STALLS]
+    full = 0 < len(state.extra.gains) <= state.counters[GAINED]
+    return left > 2 * group.num_lanes * (pool.max_num_seqs + 1) and not full
 
 
 @part

@@ -13,7 +13,21 @@ import numpy as np
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.log import log_has_room, write_step
-from windtunnel.core.records import AT_ONCE, GONE, JUMPS, NONE, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.records import (
+    AT_ONCE,
+    GAINED,
+    GONE,
+    JUMPS,
+    NONE,
+    ROWS,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    Request,
+    State,
+)
 from windtunnel.core.schedulers.vllm_passes import most_tokens
 from windtunnel.core.schedulers.vllm_v1.speculation import AT_LEAST, MASK, blocks_ahead, mixed
 from windtunnel.core.seats import ENDS, LOOSE, NEVER, NOW, STEADY, WHO, find_loose
@@ -299,23 +313,33 @@ def all_steady(state: State, pool: Pool, group: Group) -> bool:
 @compiled
 def go_on(state: State, pool: Pool, group: Group, until: float) -> int:
     """Steps of those in the table alone, as ``drafts.step`` makes them one by one, while ``now`` < ``until``, blocks
-    suffice and nobody ends; how many."""
-    i, done, most = group.first_lane, 0, state.counters[AT_ONCE]
-    lane, rows = state.lanes[i], state.extra.steady[i]
+    suffice and nobody ends; how many. They are a row of the log where there is room for gains."""
+    i, done, most, counters = group.first_lane, 0, state.counters[AT_ONCE], state.counters
+    lane, rows, gains = state.lanes[i], state.extra.steady[i], state.extra.gains
+    row, at, grows = counters[ROWS], counters[GAINED], len(gains) > 0
+    if grows:
+        most = min(most, len(gains) - at)
     lane.chunks, lane.chunk_tokens, lane.prefills, lane.holds_prompts, lane.deferred, lane.pads = 0, 0, 0, 0, 0, 1
-    while done < most and group.now < until and log_has_room(state, pool, group):
+    while done < most and group.now < until and ((grows and done > 0) or log_has_room(state, pool, group)):
         look_ahead(pool, lane, rows, state.extra.drafts)
         if lane.steady_due > lane.free or lane.steady_ends > 0:
             break
         serve_all(pool, lane, rows)
         start = max(group.now, group.end)
         lane.end = start + group_time(state, pool, group)
-        write_step(state, pool, group, lane, state.seats[i], start, 0, 0.0)
+        if done == 0 or not grows:
+            write_step(state, pool, group, lane, state.seats[i], start, 0, 0.0)
+        if grows:
+            gains[at + done, 0] = lane.step_kv - state.rows[row].kv_tokens
+            gains[at + done, 1] = pool.num_blocks - lane.free - state.rows[row].used_blocks
         arrives = group.end if pool.async_scheduling else lane.end
         lane.told_before, lane.told_at = lane.told_at, arrives
         group.now, group.end, lane.decoded = arrives, lane.end, lane.end
         lane.ring, lane.flight = (lane.ring + 1) % 3, 1 - lane.flight
         done += 1
+    if grows and done > 1:
+        state.rows[row].steps, state.rows[row].gains = done, 1 + at
+        counters[GAINED] += done
     if done > 0:
         begin_boundary(group, state.lanes)
         lane.clock += done
