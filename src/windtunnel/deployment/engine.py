@@ -165,6 +165,9 @@ class Engine:
     """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
     max_lora_rank: int = 16
     """Rank that there is room for in each."""
+    cpu_offload_gb: float = 0.0
+    """GiB of each GPU's weights that stay in host memory and cross PCIe in every step: of routed experts those that its
+    tokens choose (vLLM), or all (SGLang)."""
     attention_backend: str = "auto"
     """Whose kernel computes attention, by the engine's name in small letters, such as ``flash_attn`` (vLLM), ``fa3``
     (SGLang), where the kernel database has it; ``auto``: the one with most measurements."""
@@ -262,6 +265,8 @@ class Engine:
             self._require_integer(name, least)
         for name in ("states_per_request", "prompt_graph_tokens", "sequence_parallel_min_tokens"):
             self._require_integer(name, 1, optional=True)
+        if not (isfinite(self.cpu_offload_gb) and self.cpu_offload_gb >= 0):
+            raise InputError(f"cpu_offload_gb={self.cpu_offload_gb}: must be ≥ 0")
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
             raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")

@@ -99,6 +99,7 @@ def settings(asked: Asked) -> Settings:
         "attention_backend": attention_backend(asked, "attention-backend"),
         "moe_backend": moe_backend(asked, "moe-runner-backend"),
         "linear_backend": _of_weights(asked),
+        "cpu_offload_gb": asked.number("cpu-offload-gb") or None,
         "fuse_allreduce_rms": True if asked.truth("enable-flashinfer-allreduce-fusion") else None,
         "enable_symm_mem": True if asked.truth("enable-symm-mem") else None,
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),

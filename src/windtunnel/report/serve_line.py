@@ -52,6 +52,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "attention_backend": ("auto",),
     "moe_backend": ("auto",),
     "linear_backend": ("auto",),
+    "cpu_offload_gb": (0.0,),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (None,),
@@ -72,6 +73,7 @@ OF_FRONT = {
     "mamba_ssm_cache_dtype": "auto",
     "attention_backend": "auto",
     "moe_backend": "auto",
+    "cpu_offload_gb": 0.0,
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
 }
