@@ -307,10 +307,10 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
 
 
 def test_kernels_are_told_from_the_rest() -> None:
-    reading = read("vllm serve M --attention-backend ROCM_AITER_FA --cpu-offload-gb 4 --port 1 --trust-remote-code")
+    reading = read("vllm serve M --attention-backend ROCM_AITER_FA --offload-group-size 4 --port 1 --trust-remote-code")
     assert {word.flag: word.kernel for word in reading.not_simulated} == {
         "--attention-backend": True,
-        "--cpu-offload-gb": False,
+        "--offload-group-size": False,
     }
     assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}
     (level,) = read("""vllm serve M --compilation-config '{"mode": 0}'""").not_simulated
