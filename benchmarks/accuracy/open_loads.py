@@ -1,7 +1,8 @@
 """Servers under open loads, by device and number of GPUs: ``python -m benchmarks.accuracy.open_loads FOLDER``.
 
 FOLDER holds ``points.jsonl`` in the form of ``windtunnel validate FILE.jsonl``, with a ``rate``: points above 16
-requests per second (whole bursts) are left out.
+requests per second (whole bursts) are left out. The servers are taken for vLLM's image, whose FlashInfer samples: with
+PyTorch's sampler three calm ones have no room for their requests.
 """
 
 import json
@@ -27,6 +28,7 @@ def points_of(folder: Path) -> list[MeasuredPoint]:
     kept = [json.loads(line) for line in lines if json.loads(line)["rate"] <= FASTEST]
     for point in kept:
         point["requests"] = str((folder / point["requests"]).resolve())
+        point["engine"]["flashinfer_sampler"] = True
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "points.jsonl"
         file.write_text("".join(json.dumps(point) + "\n" for point in kept), encoding="utf-8")

@@ -19,6 +19,7 @@ PLAINLY = (
     "schedulers/test_sglang_rules.py",
     "schedulers/vllm_v0/test_caching.py",
     "schedulers/vllm_v0/test_chunked.py",
+    "schedulers/vllm_v1/test_encoder_time.py",
     "schedulers/vllm_v1/test_steady.py",
     "test_theory_pipelines.py",
     "texts/test_window.py",

@@ -119,6 +119,12 @@ def test_work_ahead_of_the_gpu_stays_with_another_scheduler_of_the_engine() -> N
     assert not any(late in text for text in served(preset="trtllm-1.0", async_scheduling=False).pools[0].warnings())
 
 
+@pytest.mark.parametrize(("chosen", "ranks", "said"), [("trtllm-1.0", 2, 1), ("trtllm-1.0", 1, 0), ("vllm-0.33", 2, 0)])
+def test_tensorrt_llms_router_is_not_simulated_and_runs_say_so(chosen: str, ranks: int, said: int) -> None:
+    found = served(preset=chosen, data_parallel_size=ranks).pools[0].warnings()
+    assert sum("hands new requests out" in text for text in found) == said
+
+
 def test_sglangs_overlap_schedule_is_its_schedulers_setting() -> None:
     alone = engine(preset="sglang-0.5", async_scheduling=False)
     assert engine_scheduler(alone) == Sglang(disable_overlap_schedule=True)

@@ -1,5 +1,7 @@
 """Images in prompts: what vLLM's encoder may compute in a step and keep holds prompts up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
@@ -8,6 +10,9 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.model.vision import Vision
+from windtunnel.perf.encoder import encoder_seconds
+from windtunnel.perf.sources import predictor_from
 from windtunnel.scenario.load_flags import Load
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate
@@ -43,6 +48,29 @@ def test_a_prompt_waits_for_room_in_the_encoders_cache() -> None:
 def test_images_that_fit_hold_nobody_up() -> None:
     images, text = served(with_images(prompts(100, 3), 1, 200), 2048), served(prompts(300, 3), 2048)
     assert images.requests.finish.tolist() == text.requests.finish.tolist()
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize(
+    ("budget", "drafts", "in_steps"),
+    [(512, {}, [1, 0, 1, 0]), (1300, {}, [2]), (1300, {"num_speculative_tokens": 2, "acceptance_length": 2.0}, [2])],
+)
+def test_the_encoder_runs_before_the_step(budget: int, drafts: dict[str, float], in_steps: list[int]) -> None:
+    vision = Vision(4, 512, 8, mlp_size=2048, patch_values=588, merge=2, out_size=4096, full_layers=4)
+    models = [replace(load_model("Qwen/Qwen3-8B"), vision=one) for one in (vision, None)]
+    engine = replace(Engine(preset="vllm-0.33", max_num_batched_tokens=budget), **drafts)  # type: ignore[arg-type]
+    pools = [Pool(model, device("h100"), engine) for model in models]
+    asked = with_images(prompts(100), 2, 576)
+    seen, blind = (simulate(Deployment((pool,)), asked, perf="roofline") for pool in pools)
+    seconds = encoder_seconds(pools[0], predictor_from(pools[0], "roofline"), 576, 2).tolist()
+    assert 0 < seconds[1] < seconds[2] < 0.1
+    takes = [seconds[images] for images in in_steps]
+    assert seen.iterations.transfer[: len(takes)].tolist() == takes
+    later = seen.requests.first_token - blind.requests.first_token
+    assert later.tolist() == pytest.approx([sum(takes)])
+    assert seen.iteration_times().duration[0] == pytest.approx(blind.iteration_times().duration[0] + takes[0])
+    note = next(note for note in seen.manifest["warnings"] if note.startswith("2 images of 576 tokens"))
+    assert f"it takes {1e3 * seconds[1]:.1f} ms for one" in note
 
 
 def test_where_images_are_not_simulated() -> None:

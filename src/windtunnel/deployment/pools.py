@@ -109,6 +109,11 @@ class Pool:
                 f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
                 "ended, and only its host work runs alongside the GPU"
             )
+        if self.engine.data_parallel_size > 1 and self.engine.backend == "trtllm":
+            found.append(
+                f"{chosen.name} hands new requests out to its ranks when it decides on a step, the longest first to "
+                "the rank with the fewest prompt tokens; here each has its rank when it comes, by vLLM's rule"
+            )
         if self.engine.enable_dbo and self.engine.backend == "vllm":
             found.append(
                 f"{chosen.name} splits a step into two micro-batches only when every rank's batch is large enough and "

@@ -24,8 +24,9 @@ from windtunnel.model.mixer import Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization
 from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.shapes import require_shapes
-from windtunnel.model.spec import PREDICTING, TEXT_PART, Model
+from windtunnel.model.spec import PREDICTING, TEXT_PART, VISION_TIME, Model
 from windtunnel.model.state_space import StateSpace
+from windtunnel.model.vision import vision_of
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
@@ -52,7 +53,8 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     family = family or Family()
     keys = family.renamed(keys)
     has_encoder = bool(text.get("vision_config") or config.get("vision_config") or "text_config" in config)
-    notes += [TEXT_PART] * has_encoder
+    vision = vision_of(config)
+    notes += [VISION_TIME if vision else TEXT_PART] * has_encoder
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
         notes.append(PREDICTING)
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
@@ -72,6 +74,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
             config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
         ),
         has_encoder=has_encoder,
+        vision=vision,
         dtype=_dtype(name, config, text),
         quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,

@@ -8,6 +8,7 @@ from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
 from windtunnel.model.mixer import STRETCH, Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
+from windtunnel.model.vision import Vision
 
 COMPONENTS = (
     "embedding",
@@ -29,6 +30,8 @@ VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it sha
 
 TEXT_PART = "only the text part of this model is simulated, without its vision or audio encoder"
 """Note of a model that reads more than text."""
+VISION_TIME = "of its vision encoder the time is simulated (--images-per-prompt), not the memory"
+"""Where the sizes of what reads images are known."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Model:
     """It has final norm, LM head and sampling: a whole model, or the last stage."""
     has_encoder: bool = field(default=False, compare=False)
     """It reads images or sound as well, by its config.json."""
+    vision: Vision | None = field(default=None, compare=False)
+    """What turns images into embeddings, where its sizes are known."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a reader of results should know, e.g. that only the text part of the model is simulated."""
 

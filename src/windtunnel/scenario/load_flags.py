@@ -92,7 +92,7 @@ class Load:
     """Or: tokens with which every prompt begins, such as a system prompt."""
     images_per_prompt: int = 0
     """Images before each prompt, all different, whose tokens are added to it. vLLM's limits on what its encoder
-    computes in a step and keeps are simulated, the encoder's own time is not."""
+    computes in a step and keeps are simulated, and its time where config.json has its sizes (Qwen-VL, Pixtral)."""
     image_tokens: int = 0
     """Tokens that the model makes of an image."""
     n: int = 1

@@ -92,7 +92,7 @@ def simulate(
     """
     named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     known = batch_times(deployment, perf, cache, corrections) if tables is None else tables
-    named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named), known)
+    named, tables = step_by_step(deployment.pools, with_images(deployment, workload, named, perf, corrections), known)
     times = tuple(with_own_ends(overheads, *row) for row in zip(tables, named, strict=True))
     router, budgets = find_router(deployment.router), [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), seed=seed, **comes_and_goes(deployment, seed))

@@ -24,7 +24,13 @@ from windtunnel.core.records import IDLE, NONE, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.schedulers.vllm_disaggregation import join, may_stage, occupied, stage, unstage
 from windtunnel.core.schedulers.vllm_v1 import admission
-from windtunnel.core.schedulers.vllm_v1.encoder import encoder_of, end_inputs, forget_inputs, release_ended
+from windtunnel.core.schedulers.vllm_v1.encoder import (
+    encoder_of,
+    encoder_time,
+    end_inputs,
+    forget_inputs,
+    release_ended,
+)
 from windtunnel.core.schedulers.vllm_v1.fields import LANE_FIELDS, LONG_AGO, POOL_FIELDS, REQUEST_FIELDS, SETTINGS
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval, note_interval
 from windtunnel.core.seats import (
@@ -41,7 +47,7 @@ from windtunnel.core.seats import (
     stand_up,
     start_leaving,
 )
-from windtunnel.core.step import depart, emit_first, nothing
+from windtunnel.core.step import depart, emit_first
 from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
@@ -369,7 +375,8 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the step; the clock goes on."""
     lane = state.lanes[i]
     group = state.groups[lane.group]
-    write_step(state, pool, group, lane, state.seats[i], start, discarded(state, pool, i), 0.0)
+    takes = encoder_time(pool, lane, state.extra.encoder)
+    write_step(state, pool, group, lane, state.seats[i], start, discarded(state, pool, i), takes)
     lane.executed += 1 if group.num_lanes > 1 else 0
     lane.clock += 1
     lane.kv_tokens += lane.decodes
@@ -434,10 +441,16 @@ def step(state: State, pool: Pool, group: Group) -> int:
 
 
 @part
+def takes_longer(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in ``core.step``
+    """Seconds of the lane's step beyond its batch."""
+    return encoder_time(pool, state.lanes[i], state.extra.encoder)
+
+
+@part
 def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     """A step of one stage, or of all stages of a pipeline."""
     if pipe is None:
-        return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, nothing)
+        return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, takes_longer)
     return turns.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 

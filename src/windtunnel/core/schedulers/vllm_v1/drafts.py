@@ -38,6 +38,7 @@ from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
 from windtunnel.core.schedulers.vllm_v1 import admission, steady
 from windtunnel.core.schedulers.vllm_v1.encoder import (
     begin_inputs,
+    encoder_time,
     end_inputs_of_drafts,
     release_ended,
     withdraw_inputs,
@@ -379,7 +380,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     extra.counts[i, lane.flight] = count
     lane.flight = 1 - lane.flight
     group = state.groups[lane.group]
-    write_step(state, pool, group, lane, seats, start, discarded, 0.0)
+    write_step(state, pool, group, lane, seats, start, discarded, encoder_time(pool, lane, extra.encoder))
     if lane.step_decodes > 0:
         lane.decoded = lane.end
     lane.executed += 1 if group.num_lanes > 1 else 0
@@ -497,7 +498,7 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return steps.step(state, pool, group, decide, conclude, pass_over, vllm.takes_longer)
 
 
 @part

@@ -22,6 +22,9 @@ POOL_FIELDS: Fields = [
         "encoder_budget",  # embeddings of a step
         "whole_inputs",  # no chunk of a prompt ends within an input
         "input_shift",  # tokens by which an input is wanted before its place is computed
+        "input_size",  # embeddings of an input where they are all alike, for the time that they take
+        "first_seconds",  # in ``Encoder.seconds``
+        "last_seconds",
     )
 ]
 
@@ -66,13 +69,21 @@ class Encoder(NamedTuple):
     """[lanes, entries] contents of those that made way in this decision."""
     wanted: Array
     """Inputs that the request which is looked at computes if it is scheduled."""
+    seconds: Array
+    """Of the encoder for 0, 1, 2, … inputs of a step: of one pool after the other."""
 
 
 def encoder_of(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) -> Encoder | None:
     """Write the settings into the pools, and make the arrays; None where no pool has an encoder."""
     if all(policy.encoder is None for policy in fleet.policies):
         return None
+    seconds: list[float] = []
     for pool, policy in zip(pools, fleet.policies, strict=True):
+        pool["first_seconds"] = pool["last_seconds"] = len(seconds)
+        times = (policy.encoder and policy.encoder.seconds) or (0.0,)
+        seconds += times
+        pool["last_seconds"] += len(times) - 1
+        pool["input_size"] = policy.encoder.input_size if policy.encoder else 1
         if policy.encoder is not None:
             pool["encoder_budget"] = policy.encoder.compute_budget
             pool["whole_inputs"] = policy.encoder.disable_chunked_mm_input
@@ -94,6 +105,7 @@ def encoder_of(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]
         entries=np.zeros((len(lanes), count, SINCE + 1), dtype=np.int64),
         dropped=np.zeros((len(lanes), 2 * count), dtype=np.int64),
         wanted=np.zeros(int(np.diff(first).max(initial=0)) + 1, dtype=np.int64),
+        seconds=np.array(seconds),
     )
 
 
@@ -273,6 +285,16 @@ def known_computed(pool: Pool, request: Request, computed: int, unknown: int) ->
     if not pool.async_scheduling:
         return computed
     return int(min(computed - unknown, request.prompt + request.generated - 1))
+
+
+@part
+def encoder_time(pool: Pool, lane: Lane, encoder: Any) -> float:
+    """Seconds that the lane's step takes longer, because its encoder runs before the model (``_execute_mm_encoder`` in
+    vllm/v1/worker/gpu_model_runner.py)."""
+    if encoder is None:
+        return 0.0
+    inputs = (pool.encoder_budget - lane.encoder_left) // pool.input_size
+    return float(encoder.seconds[min(pool.first_seconds + inputs, pool.last_seconds)])
 
 
 @part
