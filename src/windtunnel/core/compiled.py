@@ -13,7 +13,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from llvmlite.binding import Linkage, parse_assembly, parse_bitcode
+from llvmlite.binding import (
+    Linkage,
+    create_pass_builder,
+    create_pipeline_tuning_options,
+    parse_assembly,
+    parse_bitcode,
+)
 from numba import config, types
 from numba.core.cgutils import normalize_ir_text
 from numba.core.codegen import JITCodeLibrary
@@ -84,6 +90,14 @@ class Linked(JITCodeLibrary):
         del found[self]
         self._linking_libraries = list(reversed(found))
         super().finalize()
+
+    def _optimize_final_module(self) -> None:
+        """LLVM's passes, once: numba's first ones are for counting references. Loops here are short: unrolled they are
+        slower, and a tenth of the work."""
+        options = create_pipeline_tuning_options(speed_level=3)
+        options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
+        passes = create_pass_builder(self._codegen._tm, options)
+        passes.getModulePassManager().run(self._final_module, passes)
 
     def serialize_using_object_code(self) -> tuple[str, str, Any]:
         """What numba keeps of the code, without the three quarters that are for others to link it into theirs, which
@@ -184,8 +198,9 @@ def part(function: Function) -> Function:
 
 
 def compiled(function: Function) -> Function:
-    """Compile once, to be called: for what is rare, or large and called from several places."""
-    return _once(numba.njit(**INNER)(function))
+    """Compile once, to be called: for what is rare, or large and called from several places. Said to numba: otherwise
+    what a ``part`` calls would be one too."""
+    return _once(numba.njit(**INNER, forceinline=False)(function))
 
 
 def _once(dispatcher: Any) -> Any:

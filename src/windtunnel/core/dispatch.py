@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import INNER, part
@@ -348,10 +348,20 @@ def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001
     return True
 
 
-@part
-def _with(state: Any, extra: Any) -> Any:
-    """The state with these arrays alone as ``extra``, its last field."""
-    return State(*state[:-1], extra)  # type: ignore[call-arg]
+@intrinsic
+def _with(_: Any, state: Any, extra: Any) -> Any:
+    """The state with these arrays alone as ``extra``, its last field.
+
+    LLVM takes minutes over a function that returns the 260 values of a State, so this is none.
+    """
+    alone = types.NamedTuple((*state.types[:-1], extra), State)
+
+    def build(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        whole, extra = arguments
+        kept = [builder.extract_value(whole, i) for i in range(len(alone) - 1)]
+        return context.make_tuple(builder, alone, [*kept, extra])
+
+    return alone(state, extra), build
 
 
 def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -322,7 +322,7 @@ def visit_in_turn(
     return budget, preempted
 
 
-@compiled
+@part
 def schedule_in_turn(
     pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, encoder: Any, most: int
 ) -> tuple[int, bool]:

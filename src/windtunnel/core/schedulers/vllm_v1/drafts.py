@@ -276,7 +276,7 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
         request.certain = min(request.context + seats[NOW, i], request.seated_with)
 
 
-@compiled
+@part
 def serve_steady(state: State, pool: Pool, i: int, most: int) -> None:
     """All who are steady are in the step, or nobody is steady any more, because tokens or blocks may lack."""
     lane, rows = state.lanes[i], state.extra.steady[i]

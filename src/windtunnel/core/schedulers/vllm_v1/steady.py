@@ -97,7 +97,7 @@ def names_more(cache: Any, r: int) -> bool:
     return bool(cache.holdings[r].kept < cache.holdings[r].shared)
 
 
-@compiled
+@part
 def fold(state: State, pool: Pool, i: int, number: int) -> None:
     """Those with a part in the latest step who are steady join the table; asynchronously it is in flight, and their
     parts are taken out of it."""
@@ -223,7 +223,7 @@ def bring_out_ending(state: State, pool: Pool, i: int) -> None:
 # A step.
 
 
-@compiled
+@part
 def look_ahead(pool: Pool, lane: Lane, rows: Array, drafts: Any) -> None:
     """What the next step of those in the table needs, and yields as ``speculation.num_accepted`` says: set in the lane.
 
@@ -263,7 +263,7 @@ def serve_all(pool: Pool, lane: Lane, rows: Array) -> None:
         take_blocks(pool, lane, rows)
 
 
-@compiled
+@part
 def take_blocks(pool: Pool, lane: Lane, rows: Array) -> None:
     """Those who need a block get it."""
     known, room = rows[PLACES + ((lane.ring + 2) % 3 if pool.async_scheduling else lane.ring)], rows[ROOM]
@@ -272,7 +272,7 @@ def take_blocks(pool: Pool, lane: Lane, rows: Array) -> None:
         room[f] += pool.block_size if known[f] > room[f] else 0
 
 
-@compiled
+@part
 def fit_together(pool: Pool, lane: Lane, requests: Array, seats: Array, extra: Any, most: int, wants: Any) -> bool:
     """Whether tokens and blocks suffice for all that a step in the engine's order gives to those in the table, whoever
     stands before or behind them. ``wants``: as in ``visit_in_turn``."""
@@ -310,7 +310,7 @@ def all_steady(state: State, pool: Pool, group: Group) -> bool:
     return bool(suffice and pool.prefill_schedule_interval <= 1)
 
 
-@compiled
+@part
 def go_on(state: State, pool: Pool, group: Group, until: float) -> int:
     """Steps of those in the table alone, as ``drafts.step`` makes them one by one, while ``now`` < ``until``, blocks
     suffice and nobody ends; how many. They are a row of the log where there is room for gains."""
