@@ -443,6 +443,12 @@ def test_a_run_in_which_nothing_finishes(capsys: Capture, tmp_path: Path) -> Non
     files = [word for flag in FILES for word in (flag, str(tmp_path / flag))]
     says = complaint(capsys, *RUN, *NOTHING, *files, "--goodput", "ttft:99")
     assert "no request fits: 9 of 9 requests can never run" in says
+    worker = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 8 --max_num_tokens 64"  # a decode server's, with other notes
+    says = complaint(
+        capsys, "run", "--from", worker, "--device", "h100", "--isl", "512", "--osl", "8", "--num-prompts", "9"
+    )
+    assert "no request fits: 9 of 9 requests can never run" in says
+    assert "their prompts the 64 tokens of a step" in says
     assert list(tmp_path.iterdir()) == []
     assert "no request fits" in complaint(capsys, *RUN, *NOTHING, "--json", "--seeds", "2")
     assert main(["compare", *RUN[1:], *NOTHING, "--with", "max_num_seqs=8", "--seeds", "2"]) == DONE

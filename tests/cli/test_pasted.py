@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.cli import main
 
-LINE = "vllm serve Qwen/Qwen3-8B -tp 2 --port 8000 --attention-backend FLASHINFER --cpu-offload-gb 4"
+LINE = "vllm serve Qwen/Qwen3-8B -tp 2 --port 8000 --attention-backend FLASHINFER --offload-group-size 4"
 
 
 def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,7 +15,7 @@ def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None
     document = json.loads(captured.out)
     assert [word["flag"] for word in document["used"]] == ["-tp", "--attention-backend"]
     assert [word["flag"] for word in document["ignored"]] == ["--port"]
-    assert [word["flag"] for word in document["not_simulated"]] == ["--cpu-offload-gb"]
+    assert [word["flag"] for word in document["not_simulated"]] == ["--offload-group-size"]
     (pool,) = document["deployment"]["pools"]
     assert (pool["device"], pool["engine"]["tensor_parallel_size"], pool["engine"]["max_num_seqs"]) == (
         "b200_sxm",
@@ -47,9 +47,9 @@ def test_what_is_not_simulated_is_said_and_strict_refuses_it(capsys: pytest.Capt
     assert main(words) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["schema_version"]
-    assert "not simulated: --cpu-offload-gb" in captured.err
+    assert "not simulated: --offload-group-size" in captured.err
     assert main([*words, "--strict"]) == 2
-    assert "from: not simulated: --cpu-offload-gb" in capsys.readouterr().err
+    assert "from: not simulated: --offload-group-size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,25 @@ def test_drafts_always_have_an_acceptance_length(text: str, tokens: int, length:
     assert ("acceptance_length" in reading.notes) == (not said)
 
 
+@pytest.mark.parametrize(
+    ("line", "simulated"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --speculative-config.model Qwen/Qwen3-0.6B", False),
+        ("vllm serve Qwen/Qwen3-8B --speculative-config.model a/Qwen3-8B-eagle3-next", True),
+        ("vllm serve Qwen/Qwen3-8B --speculative-config.model a/b --speculative-config.method draft_model", False),
+        ("sglang serve --model-path m --speculative-algorithm STANDALONE --speculative-draft-model-path a/b", False),
+        (
+            "trtllm-serve m --speculative_config.decoding_type DraftTarget --speculative_config.speculative_model a",
+            False,
+        ),
+    ],
+)
+def test_a_whole_model_that_drafts_is_no_layer(line: str, simulated: bool) -> None:
+    words = [word.note for word in read_line(read_source(line)[0]).not_simulated]
+    assert bool(words) is not simulated
+    assert simulated or "a whole model drafts" in words[0]
+
+
 def test_hand_overs_and_stores_of_vllm() -> None:
     prefill = read("""vllm serve M --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'""")
     assert (prefill.role, prefill.handover) == ("prefill", "vllm-0.32-nixl-pull")
@@ -272,6 +291,8 @@ def test_sizes_of_stores_in_host_memory() -> None:
 
 
 def test_what_nobody_has_filled_in_is_asked_for() -> None:
+    with pytest.raises(InputError, match="the line does not say what this stands for"):
+        read_line(read_source("trtllm-serve m --kv_cache_config.free_gpu_memory_fraction __GPU_MEM_FRACTION__")[0])
     with pytest.raises(InputError, match=r"--tensor-parallel-size=\$TP: the line does not say"):
         read("vllm serve M --tensor-parallel-size $TP")
     assert read("TP=2 vllm serve M --tensor-parallel-size 2").settings["tensor_parallel_size"] == 2
@@ -286,10 +307,10 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
 
 
 def test_kernels_are_told_from_the_rest() -> None:
-    reading = read("vllm serve M --attention-backend ROCM_AITER_FA --cpu-offload-gb 4 --port 1 --trust-remote-code")
+    reading = read("vllm serve M --attention-backend ROCM_AITER_FA --offload-group-size 4 --port 1 --trust-remote-code")
     assert {word.flag: word.kernel for word in reading.not_simulated} == {
         "--attention-backend": True,
-        "--cpu-offload-gb": False,
+        "--offload-group-size": False,
     }
     assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}
     (level,) = read("""vllm serve M --compilation-config '{"mode": 0}'""").not_simulated

@@ -24,7 +24,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 CORPUS, POINTS = SHARED / "launch_lines" / "corpus.jsonl", SHARED / "truth" / "disagg" / "points.jsonl"
 OF_POOLS = (623, 633, 637, 665, 675, 677, 759, 765, 767, 781, 787, 795, 801, 807, 823)
 """Lines whose recipe is named by a point: every one there is. Decode and prefill, SGLang and TensorRT-LLM."""
-UNRECORDED = ("quantization", "enable_symm_mem")
+UNRECORDED = ("quantization", "enable_symm_mem", "linear_backend")
 """What lines say and the facts of the points do not."""
 OF_SCRIPTS = {
     65: "2026_03_25_glm_5_h200_sxm_sglang_fp8_agg_1024x1024_c4_tp8_0_ep1_0_500",

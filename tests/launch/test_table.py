@@ -30,7 +30,7 @@ def test_spellings() -> None:
 def test_what_is_off_or_usual_changes_nothing() -> None:
     vllm = table("vllm")
     assert vllm.meaning("enable-lora", False).state == "ignored"
-    assert vllm.meaning("cpu-offload-gb", 4).state == "not_simulated"
+    assert vllm.meaning("offload-group-size", 4).state == "not_simulated"
     assert vllm.meaning("moe-backend", "auto").state == "ignored"
     assert vllm.meaning("moe-backend", "triton").state == "used"
     assert vllm.meaning("attention-config.use-trtllm-attention", True).kernel

@@ -157,10 +157,12 @@ def _simulated(
 
 def require_some_fit(done: "Run") -> None:
     """Raise InputError where the engine rejects every request: none of them fits."""
+    from windtunnel.simulate.notes import NEVER
     from windtunnel.simulate.run import REJECTED
 
     if len(done.requests.status) and (done.requests.status == REJECTED).all():
-        raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
+        said = done.manifest["warnings"]
+        raise InputError(f"no request fits: {next((each for each in said if NEVER in each), said[0])}")
 
 
 def _judged(

@@ -12,6 +12,7 @@ ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloa
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DTYPES = ("auto", "bfloat16", "fp8", "mxfp4")
 MOE_BACKENDS = ("auto", "triton", "cutlass", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "deep_gemm")
+LINEAR_BACKENDS = ("auto", "cutlass", "deep_gemm", "flashinfer_cutlass", "flashinfer_cutedsl", "triton")
 ATTENTION_BACKENDS = (
     *("auto", "flash_attn", "flash_attn_mla", "flashinfer", "flashinfer_mla", "flashinfer_mla_sparse", "triton_attn"),
     *("triton_mla", "flashmla", "flashmla_sparse", "cutlass_mla", "fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla"),
@@ -164,12 +165,19 @@ class Engine:
     """LoRA adapters in GPU memory, over which requests are spread evenly (vLLM with ``--enable-lora``); 0: none."""
     max_lora_rank: int = 16
     """Rank that there is room for in each."""
+    cpu_offload_gb: float = 0.0
+    """GiB of each GPU's weights that stay in host memory and cross PCIe in every step: of routed experts those that its
+    tokens choose (vLLM), or all (SGLang)."""
     attention_backend: str = "auto"
     """Whose kernel computes attention, by the engine's name in small letters, such as ``flash_attn`` (vLLM), ``fa3``
     (SGLang), where the kernel database has it; ``auto``: the one with most measurements."""
     moe_backend: str = "auto"
     """Whose kernel computes experts, by vLLM's names: ``triton``, ``cutlass``, ``flashinfer_cutlass``,
     ``flashinfer_trtllm``, ``marlin``, ``deep_gemm``, where the kernel database has it; ``auto``: the fastest."""
+    linear_backend: str = "auto"
+    """Whose kernel multiplies matrices in 8 or 4 bits, by vLLM's names: ``cutlass``, ``deep_gemm``,
+    ``flashinfer_cutlass``, ``flashinfer_cutedsl``, ``triton``, where the kernel database has it; ``auto``: the fastest.
+    """
     fuse_allreduce_rms: bool | None = None
     """Sums over GPUs and the norm behind them are one kernel, where the device can (vLLM's ``pass_config``, SGLang's
     ``enable_flashinfer_allreduce_fusion``); None: as the engine does."""
@@ -249,6 +257,7 @@ class Engine:
             ("indexer_kv_dtype", self.indexer_kv_dtype, INDEX_DTYPES),
             ("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
             ("moe_backend", self.moe_backend, MOE_BACKENDS),
+            ("linear_backend", self.linear_backend, LINEAR_BACKENDS),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
@@ -256,6 +265,8 @@ class Engine:
             self._require_integer(name, least)
         for name in ("states_per_request", "prompt_graph_tokens", "sequence_parallel_min_tokens"):
             self._require_integer(name, 1, optional=True)
+        if not (isfinite(self.cpu_offload_gb) and self.cpu_offload_gb >= 0):
+            raise InputError(f"cpu_offload_gb={self.cpu_offload_gb}: must be ≥ 0")
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
             raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")

@@ -156,6 +156,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     if engine.max_loras:
         weights += engine.max_loras * adapter_bytes(whole, engine.max_lora_rank, tp, DTYPE_BYTES[model.dtype])
     weights += _padding_bytes(model, device, engine) + _copies(model, engine) - _divided(model, engine)
+    weights -= min(weights, int(engine.cpu_offload_gb * GIB))
     sampled = rules.with_flashinfer if engine.flashinfer_sampler else rules
     activations = _activation_bytes(model, engine, sampled if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)

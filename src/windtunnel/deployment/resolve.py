@@ -80,6 +80,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     require_shardable(engine, model, device)
     require_exchange(engine, chosen, model)
     require_spread_prompts(engine, model)
+    if engine.cpu_offload_gb and chosen.backend == "trtllm":
+        raise InputError(f"cpu_offload_gb={engine.cpu_offload_gb:g}: TensorRT-LLM has no such flag; leave it out")
     _require_one_domain(engine, device)
     length = _model_len(engine, model)
     chunked = engine.enable_chunked_prefill

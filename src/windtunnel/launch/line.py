@@ -34,7 +34,7 @@ STORE_FILE = "MOONCAKE_CONFIG_PATH"
 SHORT = re.compile(r"-[a-zA-Z]")
 WITH_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
 """A variable that manifests and scripts give a value for where it is not set."""
-PLACEHOLDER = re.compile(r"[$<{]|^\.\.\.$|^X$")
+PLACEHOLDER = re.compile(r"[$<{]|^\.\.\.$|^X$|^__\w+__$")
 """What a template leaves for others to fill in."""
 
 

@@ -18,6 +18,7 @@ from windtunnel.launch.vllm import (
     in_groups,
     index_dtype,
     kv_dtype,
+    linear_backend,
     moe_backend,
     quantization,
 )
@@ -97,6 +98,8 @@ def settings(asked: Asked) -> Settings:
         "indexer_kv_dtype": index_dtype(asked, "", *FP4_INDEX),
         "attention_backend": attention_backend(asked, "attention-backend"),
         "moe_backend": moe_backend(asked, "moe-runner-backend"),
+        "linear_backend": _of_weights(asked),
+        "cpu_offload_gb": asked.number("cpu-offload-gb") or None,
         "fuse_allreduce_rms": True if asked.truth("enable-flashinfer-allreduce-fusion") else None,
         "enable_symm_mem": True if asked.truth("enable-symm-mem") else None,
         "pipeline_layers": cut_points(asked, "SGLANG_PP_LAYER_PARTITION"),
@@ -146,6 +149,15 @@ def _exchanges(asked: Asked) -> bool:
     latent = [mixer for mixer in mixers if isinstance(mixer, MLA)]
     dense = bool(latent) and not any(mixer.index_top_k for mixer in latent)
     return dense or (bool(latent) and asked.text("cp-strategy") in ZIGZAG)
+
+
+def _of_weights(asked: Asked) -> str | None:
+    """The kernel for products in the format that the weights have: 4 bits or 8."""
+    stored = asked.model.quantization if asked.model else None
+    narrow = stored is not None and "nvfp4" in {each.method for each in stored.formats}
+    flag, other = ("fp4-gemm-backend", "fp8-gemm-backend")[:: 1 if narrow else -1]
+    asked.unused[other] = f"the weights are multiplied in {4 if narrow else 8} bits, if in few"
+    return linear_backend(asked, flag)
 
 
 def _shared(value: int | None, ranks: int) -> int | None:
@@ -274,7 +286,7 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = max(1, drafts)
     name = "mtp" if algorithm == "EAGLE" and not asked.text_of("speculative-draft-model-path") else algorithm
     engine["acceptance_length"] = acceptance(asked, name, max(1, steps or drafts), None)
-    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path")
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-draft-model-path", algorithm)
     if wide:
         asked.refused["speculative-eagle-topk"] = "drafts form a tree: a chain of as many tokens stands for it"
 

@@ -172,7 +172,7 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = drafts = drafts or 1
     engine["acceptance_length"] = acceptance(asked, kind or "mtp", drafts, None)
     flags = (flag for flag in asked.line.flags if flag.startswith(DRAFTER))
-    engine["speculative_model"] = head_of_drafts(asked, next(flags, DRAFTER))
+    engine["speculative_model"] = head_of_drafts(asked, next(flags, DRAFTER), kind)
 
 
 def _heads(asked: Asked, engine: dict[str, Any]) -> None:

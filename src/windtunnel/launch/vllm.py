@@ -16,6 +16,7 @@ from windtunnel.deployment.engine import (
     GATHERED,
     GRAPH_MODES,
     HIGH_THROUGHPUT,
+    LINEAR_BACKENDS,
     LOW_LATENCY,
     MOE_BACKENDS,
 )
@@ -76,6 +77,7 @@ def settings(asked: Asked) -> Settings:
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
     engine["moe_backend"] = moe_backend(asked, "moe-backend")
+    engine["linear_backend"] = linear_backend(asked, "linear-backend")
     engine["fuse_allreduce_rms"] = asked.given(FUSION)
     engine["enable_symm_mem"] = True if asked.line.env.get(SYMMETRIC) == "1" else None
     engine["flashinfer_sampler"] = _sampled_by_flashinfer(asked)
@@ -280,6 +282,18 @@ def moe_backend(asked: Asked, flag: str) -> str | None:
     return None
 
 
+def linear_backend(asked: Asked, flag: str) -> str | None:
+    """Whose kernel multiplies matrices, by vLLM's names, most of which SGLang has as well."""
+    found = asked.text(flag).lower()
+    if found in ("", "auto"):
+        return None
+    if found in LINEAR_BACKENDS:
+        return found
+    asked.refused[flag] = "which kernel multiplies matrices: the fastest one that is known stands for it"
+    asked.kernels.add(flag)
+    return None
+
+
 def attention_backend(asked: Asked, flag: str) -> str | None:
     """Whose kernel computes attention, by the engine's name in small letters."""
     found = asked.text(flag).lower()
@@ -340,16 +354,25 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
     engine["num_speculative_tokens"] = drafts = drafts or 1
     length = asked.number("speculative-config.synthetic-acceptance-length")
     engine["acceptance_length"] = acceptance(asked, method or "draft_model", drafts, length)
-    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model")
+    engine["speculative_model"] = head_of_drafts(asked, "speculative-config.model", method)
     if method in ("ngram", "suffix", "ngram_gpu"):
         asked.refused["speculative-config.method"] = (
             "drafts are looked up and cost no kernels: a prediction layer stands for it"
         )
 
 
-def head_of_drafts(asked: Asked, flag: str) -> str | None:
-    """The EAGLE-3 head that drafts; any other draft costs what the model's own prediction layer would."""
+ALONE, HEADS = ("draft_model", "standalone", "drafttarget"), ("eagle", "mtp", "medusa", "dflash", "dspark", "mlp")
+
+
+def head_of_drafts(asked: Asked, flag: str, method: str) -> str | None:
+    """The EAGLE-3 head that drafts; any other head costs what the model's own prediction layer would, a whole model
+    more. vLLM knows heads by their names where no method is given."""
     name = asked.text_of(flag)
+    if method.lower() in ALONE or (name and not method and not any(word in name.lower() for word in HEADS)):
+        asked.refused[flag] = (
+            "a whole model drafts, and takes memory: a prediction layer like the model's stands for it"
+        )
+        return None
     try:
         if name and asked.model is not None:
             draft_head(asked.model, name)

@@ -137,6 +137,10 @@ class Kernel(ABC):
         """On a second stream beside the routed experts."""
         return self
 
+    def within(self, a: Floats, b: Floats) -> "tuple[Kernel, Floats, Floats]":
+        """The kernel that is timed at each point, and where: a part of another one's points."""
+        return self, a, b
+
     def resolved(self, with_prompts: bool) -> Self:  # noqa: ARG002
         """As a batch with or without prompts runs it, where the engine chooses by batch."""
         return self

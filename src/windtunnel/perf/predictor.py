@@ -197,7 +197,7 @@ class Predictor:
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
         """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""
-        a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+        kernel, a, b = kernel.within(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
         empty = a <= 0
         at = np.where(empty, 1.0, a)
         if isinstance(kernel, Gemm) and kernel.beside:

@@ -51,6 +51,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "mamba_ssm_cache_dtype": ("auto",),
     "attention_backend": ("auto",),
     "moe_backend": ("auto",),
+    "linear_backend": ("auto",),
+    "cpu_offload_gb": (0.0,),
     "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (None,),
@@ -71,6 +73,7 @@ OF_FRONT = {
     "mamba_ssm_cache_dtype": "auto",
     "attention_backend": "auto",
     "moe_backend": "auto",
+    "cpu_offload_gb": 0.0,
     "swa_full_tokens_ratio": None,
     "num_redundant_experts": 0,
 }
@@ -230,6 +233,8 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
     values |= _host_memory(pool, gpus * stages)
     values |= {"moe-dense-tp-size": 1 if together * copies > 1 and not engine.get("shared_dense") else None}
+    if (kernel := engine.get("linear_backend", "auto")) != "auto":
+        values[f"fp{4 if 'nvfp4' in str(pool.get('quantization')) else 8}-gemm-backend"] = kernel
     values |= {"attn-cp-size": copies, "cp-strategy": _strategy(pool)} if copies > 1 else {}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {

@@ -7,6 +7,8 @@ from windtunnel.simulate.samples import about_samples
 from windtunnel.workload import Workload
 
 _NO_HASH_IDS = "prefix caching is on, but the trace has no hash_ids: no shared prefixes are known, "
+NEVER = "can never run and were rejected"
+"""What is said of requests that the engine refuses."""
 QUIET = (
     _NO_HASH_IDS + "so only requests recomputed after preemption get cache hits",
     _NO_HASH_IDS + "and cache hits of requests recomputed after preemption are not simulated in a pipeline",
@@ -23,7 +25,7 @@ def about_load(demand: Demand, cut: int, fleet: Fleet, workload: Workload) -> li
         whole = f", or their prompts the {min(steps):,} tokens of a step" if steps else ""
         memory = min(limit.num_blocks * limit.block_size for limit in fleet.limits)
         found.append(
-            f"{refused:,} of {len(demand.refused):,} requests can never run and were rejected: they exceed "
+            f"{refused:,} of {len(demand.refused):,} requests {NEVER}: they exceed "
             f"max_model_len={longest} or the {memory:,} tokens of KV cache{whole}"
         )
     if cut:

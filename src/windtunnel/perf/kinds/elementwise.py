@@ -146,3 +146,33 @@ class CastTable(Table):
             seconds = np.array([sum(total[k, m]) for m in rows])
             curves[float(k)] = Curve(x, Quantize(k).least(self.device)(x) / seconds)
         return curves
+
+
+@dataclass(frozen=True)
+class FromHost(Kernel):
+    """Weights that stay in host memory, over PCIe for a step of ``a`` tokens: ``whole`` bytes, and of ``experts`` those
+    that some token chooses."""
+
+    error_family: ClassVar[str] = "elementwise"
+    by_rule: ClassVar[bool] = True
+
+    whole: float
+    experts: float
+    chance: float
+    """That a token chooses a given expert."""
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
+        """Of what is not on the GPU."""
+        return self.whole + self.experts * (1.0 - (1.0 - self.chance) ** a)
+
+    def bandwidth(self, device: Device) -> float:
+        """Of PCIe."""
+        return device.pcie_bandwidth
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:  # noqa: ARG002
+        """Its bytes."""
+        return self.bytes_moved(a, b) / device.pcie_bandwidth
+
+    def describe(self) -> str:
+        """The most that it moves."""
+        return f"{(self.whole + self.experts) / 2**30:.3g} GiB"

@@ -29,6 +29,8 @@ class Gemm(Kernel):
     """Activations stay in 16 bits and multiply at the 16-bit rate."""
     beside: bool = False
     """Runs on a second stream beside the routed experts where a batch is small."""
+    backend: str = ""
+    """Whose kernel, of KERNELS; empty: the fastest."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight and row."""
@@ -249,6 +251,16 @@ table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-30
 
 
 ENGINES = ("vllm", "sglang", "trtllm")
+TEXTS = ("gemm_dtype", "kernel_source")
+KERNELS = {
+    "cutlass": ("cutlassfp8", "sglkernelfp8"),
+    "deep_gemm": ("deepgemm",),
+    "flashinfer_cutlass": ("flashinfercutlass",),
+    "flashinfer_cutedsl": ("flashinfercutedsl",),
+    "triton": ("triton",),
+}
+"""vLLM's names of kernels → what ``kernel_source`` says of them, without underscores; SGLang's own for 8 bits are
+CUTLASS's."""
 
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
@@ -266,6 +278,8 @@ class GemmTable(Table):
         A format that was not measured takes the efficiency of its sibling (modelled).
         """
         lane = LANES.get(kernel.dtype)
+        if kernel.backend:
+            return self._of_one(lane, kernel, a)
         native = not kernel.weight_only or kernel.dtype in ("bfloat16", "float16")
         if lane and native:
             found = self._from_grid(lane, kernel, a)
@@ -277,8 +291,37 @@ class GemmTable(Table):
         # widening the weights costs a launch more than the bytes that they save
         return replace(found.modelled(), seconds=found.seconds + LAUNCH_GRAPH) if found else None
 
+    def _of_one(self, lane: str | None, kernel: Gemm, a: Floats) -> KernelTimes | None:
+        """Seconds of the kernel that is named; where none was measured those of the fastest."""
+        plain = replace(kernel, backend="")
+        grid, own = self.once(self._named, lane, kernel.backend) if lane else (None, True)
+        found = self._in(grid, not own, plain, a)
+        if found is None:
+            self.note(f"{kernel.dtype} gemms: no kernel of {kernel.backend} was measured: the fastest stands for it")
+            return self.times(plain, a)
+        return found
+
+    def _named(self, lane: str, backend: str) -> tuple[GemmGrid | None, bool]:
+        """The points of a kernel by its name, and whether they are this engine's; it dispatches by shape, and may have
+        few. Those that are times of the host's launches count for none."""
+        plain = self.once(self._grid, "bfloat16")[0]
+        best, most, mine = None, 0, True
+        for engine in (self.backend, *(name for name in ENGINES if name != self.backend)):
+            own = engine == self.backend
+            columns = self.database.read("gemm", "gemm_perf", TEXTS, None if own else engine)
+            grid = None if columns is None else _grid_of(columns, lane, self.device, backend)
+            if grid is None or (plain and self.known.corrections.host_bound_tables and _host_bound(grid, plain)):
+                continue
+            points = int(np.isfinite(grid.log_efficiency).sum()) * (2 if own else 1)
+            if points > most:
+                best, most, mine = grid, points, own
+        return best, mine
+
     def _from_grid(self, lane: str, kernel: Gemm, a: Floats) -> KernelTimes | None:
-        grid, borrowed = self.once(self._grid, lane)
+        return self._in(*self.once(self._grid, lane), kernel, a)
+
+    def _in(self, grid: GemmGrid | None, borrowed: bool, kernel: Gemm, a: Floats) -> KernelTimes | None:
+        """Seconds by a grid, which is another engine's or not; None without data."""
         found = grid.curve(kernel) if grid else None
         if grid is None or found is None:
             return None
@@ -344,15 +387,19 @@ class GemmTable(Table):
         return f"{self.backend} {self.database.version} on {self.database.system}"
 
     def _build(self, lane: str, backend: str | None) -> GemmGrid | None:
-        texts = ("gemm_dtype", "kernel_source")
-        columns = self.database.read("gemm", "gemm_perf", texts, backend)
+        columns = self.database.read("gemm", "gemm_perf", TEXTS, backend)
         return None if columns is None else _grid_of(columns, lane, self.device)
 
 
 @lru_cache(maxsize=KEPT)
-def _grid_of(columns: Columns, lane: str, device: Device) -> GemmGrid | None:
-    """The grid of a format in a file that was read; made once for all pools that ask."""
+def _grid_of(columns: Columns, lane: str, device: Device, backend: str = "") -> GemmGrid | None:
+    """The grid of a format in a file that was read, or of one kernel; made once for all pools that ask."""
     part = columns.where(gemm_dtype=lane)
+    if backend:
+        codes, names = part.texts["kernel_source"]
+        plain = [name.lower().replace("_", "") for name in names]
+        mine = [code for code, name in enumerate(plain) if any(word in name for word in KERNELS[backend])]
+        part = part.take(np.flatnonzero(np.isin(codes, mine)))
     if not len(part):
         return None
     keys = [part["n"], part["k"], part["m"]]
@@ -371,4 +418,6 @@ def _host_bound(grid: GemmGrid | None, plain: GemmGrid) -> bool:
     shapes = [(n, k) for n in (2048, 4096, 8192) for k in (2048, 4096, 8192)]
     shapes = [(n, k) for n, k in shapes if all(n in g.n and k in g.k for g in (grid, plain))]
     ratios = [grid.seconds(n, k, rows) / plain.seconds(n, k, rows) for n, k in shapes]
-    return bool(ratios) and float(np.nanmedian(np.concatenate(ratios))) > HOST_BOUND
+    known = np.concatenate([np.ones(0), *ratios])
+    known = known[np.isfinite(known)]
+    return bool(len(known)) and float(np.median(known)) > HOST_BOUND

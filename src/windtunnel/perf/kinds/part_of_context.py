@@ -102,30 +102,20 @@ class PartOfPrompt(Derived):
     whole: Kernel
     parts: int
 
-    def _own(self, a: Floats, b: Floats) -> tuple[Floats, Floats]:
-        """Queries, and the context with which they have their share of all pairs."""
+    def within(self, a: Floats, b: Floats) -> tuple[Kernel, Floats, Floats]:
+        """Its queries, at the context with which they have their share of all pairs."""
         queries = np.ceil(a / self.parts)
-        return queries, b + (a - queries) / 2.0
+        return self.whole, queries, b + (a - queries) / 2.0
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Of the part."""
-        return self.whole.flops(*self._own(a, b))
+        kernel, queries, context = self.within(a, b)
+        return kernel.flops(queries, context)
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:
         """Of the part."""
-        return self.whole.bytes_moved(*self._own(a, b))
-
-    def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
-        """Of the part."""
-        return self.whole.bound(device, *self._own(a, b))
-
-    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
-        """Of the part."""
-        return self.whole.attained(device, efficiencies, *self._own(a, b))
-
-    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
-        """Of the part."""
-        return self.whole.measured(known, *self._own(a, b))
+        kernel, queries, context = self.within(a, b)
+        return kernel.bytes_moved(queries, context)
 
     @property
     def of(self) -> Kernel:
@@ -151,16 +141,19 @@ class PartOfRows(Derived):
         """As the kernel."""
         return self.kernel.communicates
 
-    def _rows(self, a: Floats) -> Floats:
-        return np.ceil(np.round(a * self.share, 6))
+    def within(self, a: Floats, b: Floats) -> tuple[Kernel, Floats, Floats]:
+        """Its rows, whole ones."""
+        return self.kernel, np.ceil(np.round(a * self.share, 6)), b
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Of its rows."""
-        return self.kernel.flops(self._rows(a), b)
+        kernel, rows, _ = self.within(a, b)
+        return kernel.flops(rows, b)
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:
         """Of its rows."""
-        return self.kernel.bytes_moved(self._rows(a), b)
+        kernel, rows, _ = self.within(a, b)
+        return kernel.bytes_moved(rows, b) * (self.share > 0)
 
     def bandwidth(self, device: Device) -> float:
         """The kernel's."""
@@ -168,21 +161,8 @@ class PartOfRows(Derived):
 
     def bound(self, device: Device, a: Floats, b: Floats) -> Floats:
         """Of its rows."""
-        return self.kernel.bound(device, self._rows(a), b) if self.share else 0.0 * a
-
-    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
-        """Of its rows."""
-        return self.kernel.attained(device, efficiencies, self._rows(a), b) if self.share else 0.0 * a
-
-    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
-        """Of its rows."""
-        found = self.kernel.measured(known, np.maximum(self._rows(a), 1.0), b)
-        return found if self.share else found and replace(found, seconds=0.0 * found.seconds)
-
-    @property
-    def launched(self) -> int:
-        """As the kernel."""
-        return self.kernel.launched if self.share else 0
+        kernel, rows, _ = self.within(a, b)
+        return kernel.bound(device, rows, b) * (self.share > 0)
 
     def eager(self) -> Self:
         """The kernel launched one by one."""

@@ -58,7 +58,8 @@ def projection(pool: Pool, name: str, part: str, n: int, k: int) -> Iterator[Ope
 def product(pool: Pool, part: str, n: int, k: int) -> Gemm:
     """The matrix product of a part's weights, in their format."""
     dtype, weight_only = weight_format(pool, part)
-    return Gemm(n, k, dtype, weight_only)
+    named = pool.engine.linear_backend if dtype in RATES and not weight_only else "auto"
+    return Gemm(n, k, dtype, weight_only, backend="" if named == "auto" else named)
 
 
 def weight_format(pool: Pool, part: str) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from windtunnel.deployment import Pool, preset
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.deployment.spread_prompts import divides_head
+from windtunnel.hardware import GIB
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.adapters import adapted
 from windtunnel.model.draft_heads import FUSED, WIDTH, draft_head
@@ -14,7 +15,7 @@ from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.adapters import Adapters
 from windtunnel.perf.kinds.collective import FASTER, Collective, InSymmetricMemory
-from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.kinds.elementwise import Elementwise, FromHost
 from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.kinds.experts import Experts
@@ -95,6 +96,8 @@ def _step(pool: Pool) -> Iterator[Operator]:
     for count, layer in model.layers:
         for operator in _layer(pool, layer):
             yield replace(operator, count=operator.count * count)
+    if pool.engine.cpu_offload_gb:
+        yield _from_host(pool)
     if model.samples:
         if streams:  # mixed into one
             yield moving("streams_end", 2.0 * (streams + 1) * hidden)
@@ -121,6 +124,19 @@ def _draft_head(pool: Pool, corrections: Corrections) -> Iterator[Operator]:
         if isinstance(kernel, Gemm) and operator.name in OF_INPUT and kernel.k == hidden:
             kernel = replace(kernel, k=WIDTH * hidden)
         yield replace(operator, name=f"draft_{operator.name}", kernel=kernel, passes="every")
+
+
+def _from_host(pool: Pool) -> Operator:
+    """Weights that are not on the GPU. vLLM's kernels read them where they lie, and so no expert that nobody chose
+    (UVAOffloadConfig in vllm/config/offload.py of 0.33); SGLang copies all (srt/utils/offloader.py of 0.5.23)."""
+    engine, model = pool.engine, pool.model
+    parts = model.gpu_parameters(engine.tensor_parallel_size, engine.expert_ranks, engine.enable_expert_parallel)
+    sizes = {part: count * model.bytes_per_weight(part) for part, count in parts.items()}
+    moved = min(engine.cpu_offload_gb * GIB, sum(sizes.values()))
+    share = sizes["experts"] / sum(sizes.values()) if engine.backend == "vllm" else 0.0
+    chances = [layer.mlp.top_k / layer.mlp.num_experts for _, layer in model.layers if isinstance(layer.mlp, MoE)]
+    chance = 1.0 - (1.0 - max(chances, default=0.0)) ** (engine.data_parallel_size if pool.lockstep else 1)
+    return Operator("weights_from_host", "other", "tokens", 1, FromHost((1.0 - share) * moved, share * moved, chance))
 
 
 def _layer_inputs(pool: Pool) -> Iterator[Operator]:
