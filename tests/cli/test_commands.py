@@ -78,6 +78,13 @@ def test_the_next_command_has_the_load_of_this_one(capsys: Capture) -> None:
     )
 
 
+def test_sequences_of_a_prompt_come_at_the_rate_of_prompts(capsys: Capture) -> None:
+    assert main(["run", "Qwen/Qwen3-8B", "--trace", "azure-conv", "--num-prompts", "20", "--no-bands", "--n", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "azure-conv, 40 requests at 6.31/s" in out
+    assert "windtunnel plan" not in out, "plan refuses n"
+
+
 def test_the_next_command_has_the_hardware_of_the_users_own(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "mine.toml"
     price = ""

@@ -1,14 +1,16 @@
 """The whole measurement on this machine's CPU, and what a machine lacks."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from profiling import handmade
 from windtunnel.cli import main
 from windtunnel.errors import InputError
-from windtunnel.perf.profile.folder import read_profile
+from windtunnel.perf.profile.folder import read_profile, unsteady
 from windtunnel.perf.profile.shapes import SKEWED
 from windtunnel.profiling.clock import Clock, reading, waited
 from windtunnel.profiling.journal import Journal
@@ -16,7 +18,7 @@ from windtunnel.profiling.machine import find_machine
 from windtunnel.profiling.measure import AGAIN, Session, is_about_memory, spread_out
 from windtunnel.profiling.profile import differences
 from windtunnel.profiling.sizes import Extent
-from windtunnel.profiling.tables import repeatability, skew
+from windtunnel.profiling.tables import repeatability, skew, write_tables
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
@@ -123,6 +125,14 @@ def test_threads_that_wait_for_a_cpu_are_counted(tmp_path: Path) -> None:
         (tmp_path / thread / "schedstat").write_text(f"{line}\n")
     assert waited(tmp_path) == 1.75
     assert waited(tmp_path / "of another system") == 0.0
+
+
+def test_short_points_do_not_hide_a_busy_machine(tmp_path: Path) -> None:
+    made = handmade.journal(tmp_path)  # no point waited
+    write_tables(
+        tmp_path, "llama", "here", handmade.LLAMA_8B, made, handmade.EXTENT, {"step": 1e-3, "request": 1e-5}, waited=0.7
+    )
+    assert unsteady(json.loads((tmp_path / "profile.json").read_text())).startswith("threads waited 0.7 s for a CPU")
 
 
 def test_no_gpu_is_said() -> None:

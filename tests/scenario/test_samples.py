@@ -1,5 +1,7 @@
 """Several sequences for each prompt: groups where the scheduler forks, requests of their own elsewhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from core.conftest import IN_PLAIN_PYTHON
@@ -9,8 +11,10 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.metrics.summary import summary
 from windtunnel.model import load_model
+from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.scenario.load_flags import Load
 from windtunnel.scenario.streamed import pieces_of
+from windtunnel.simulate.bounds import capacity
 from windtunnel.simulate.run import FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Workload, save, with_concurrency
@@ -51,6 +55,18 @@ def test_a_group_that_does_not_fit_is_rejected_as_a_whole() -> None:
     run = served(with_samples(prompts(64, 1, 100), 4), blocks=30)
     assert set(run.requests.status.tolist()) == {REJECTED}
     assert set(served(prompts(64, 4, 100), blocks=30).requests.status.tolist()) == {FINISHED}
+
+
+def test_rates_and_capacity_are_of_prompts() -> None:
+    alone = Workload.from_columns(arrival=np.arange(40) / 20.0, prompt_tokens=np.full(40, 500), output_tokens=200)
+    three, loose = with_samples(alone, 3), replace(with_samples(alone, 3), sample_of=None)
+    assert (three.request_rate, loose.request_rate) == pytest.approx((20.0, 119 / 1.95))
+    engine = Engine(preset="vllm-0.8", max_model_len=4096)
+    deployment = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("a100"), engine),))
+    tables = [tabulate(deployment.pools[0], "roofline")]
+    found, rows = (capacity(deployment, load, 0, tables) for load in (three, loose))
+    assert found is not None and rows is not None
+    assert 3 * found == pytest.approx(rows)
 
 
 @IN_PLAIN_PYTHON

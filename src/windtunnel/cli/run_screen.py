@@ -426,7 +426,8 @@ def _plan_command(manifest: Mapping[str, Any], scenario: "Scenario", slo: "SLO |
     """The search that a run suggests: its model, load and goal."""
     load = manifest["workload"]
     told = scenario.load
-    if not load["request_rate"] or told.max_concurrency or told.random_turns > 1 or told.ramp_up_strategy:
+    one_by_one = told.max_concurrency or told.random_turns > 1
+    if not load["request_rate"] or one_by_one or told.ramp_up_strategy or told.n > 1:
         return ""
     words = ["windtunnel", "plan", str(scenario.server.model), *_own_hardware(scenario)]
     if told.trace is None and told.burstiness == 1:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from windtunnel.hardware import device
 from windtunnel.model import Model
 from windtunnel.perf.profile.folder import Profile, read_profile
 from windtunnel.perf.profile.shapes import Shape, shape_of
+from windtunnel.profiling.clock import waited
 from windtunnel.profiling.collectives import ALONE, Hosts
 from windtunnel.profiling.engine_kernels import vllm_experts
 from windtunnel.profiling.journal import open_journal
@@ -68,14 +70,17 @@ def profile(
     if shape.num_experts:
         by_vllm = [tp for tp in shards if vllm_experts(machine.torch, machine.kind, shape, tp)]
         settings |= {"experts_by_vllm": by_vllm} if by_vllm else {}
-        say(f"experts are measured by {'the kernel of the vLLM here' if by_vllm else 'torch, engines have others'}")
+        how = "the kernel of the vLLM here" if by_vllm else "torch's grouped products, as no engine's kernel is here"
+        say(f"experts: {how}")
     journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
     if journal.readings:
         say(f"{len(journal.readings)} points are there from before")
+    before, start = waited(), perf_counter()
     Session(machine, shape, shards, extent, journal, machine.clock(extent.repeats), say, hosts).all()
+    late = max(waited() - before, 0.0) / (perf_counter() - start)
     step, request = host_seconds(machine, extent.repeats)
     label = model.name.replace("/", "--")
-    write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request})
+    write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request}, late)
     in_node = max(shards) // hosts.nnodes
     write_whole(folder / "device.toml", [device_toml(machine, peaks(machine, extent.repeats), in_node)])
     for (operator, tp, a, b), why in journal.skipped.items():

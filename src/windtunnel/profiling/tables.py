@@ -20,9 +20,17 @@ Row = dict[str, Any]
 
 
 def write_tables(
-    folder: Path, model: str, device: str, shape: Shape, journal: Journal, extent: Mapping[str, Any], host: Row
+    folder: Path,
+    model: str,
+    device: str,
+    shape: Shape,
+    journal: Journal,
+    extent: Mapping[str, Any],
+    host: Row,
+    waited: float = 0.0,
 ) -> list[Path]:
-    """Write every table and the manifest; the files."""
+    """Write every table and the manifest; the files. ``waited``: seconds for a CPU in each second of the measurement,
+    which short points do not show one by one."""
     place = folder / "compute" / device / model
     keys = {
         "n_head": shape.n_head,
@@ -55,7 +63,7 @@ def write_tables(
         "settings": dict(extent),
         "host": host,
         "repeats_differ": repeatability(journal),
-        "waited_for_cpu": median([one.waited for one in journal.readings.values()] or [0.0]),
+        "waited_for_cpu": max(median([one.waited for one in journal.readings.values()] or [0.0]), waited),
         "skew": skew(journal),
         "skipped": [
             {"operator": key[0], "tp": key[1], "a": key[2], "b": key[3], "why": why}

@@ -46,7 +46,7 @@ def capacity(
         if np.isnan(run.requests.finish).all():
             return None
         if (rate := _served_rate(run)) is not None:
-            return rate
+            return rate * float(workload.firsts.mean())  # sequences of one request are rows of the run
         times *= 4
     return None
 

@@ -207,9 +207,15 @@ class Workload:
         return float(released[-1] - released[0])
 
     @property
+    def firsts(self) -> npt.NDArray[np.bool_]:
+        """Which rows are requests as clients send them: of the sequences of one request the first."""
+        return np.ones(len(self), bool) if self.sample_of is None else self.sample_of == np.arange(len(self))
+
+    @property
     def request_rate(self) -> float:
-        """Releases by the clock per second: (their number − 1) / duration; infinite when all come at once."""
-        releases = int(np.count_nonzero(~np.isnan(self.arrival)))
+        """Releases by the clock per second: (their number − 1) / duration; infinite when all come at once. Sequences of
+        one request come as one."""
+        releases = int(np.count_nonzero(~np.isnan(self.arrival[self.firsts])))
         return (releases - 1) / self.duration if self.duration > 0 else np.inf
 
     @cached_property

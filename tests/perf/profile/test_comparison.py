@@ -8,9 +8,12 @@ from profiling.handmade import write_profile
 
 from perf.profile.test_folder import edit
 from windtunnel.cli import main
+from windtunnel.cli.operators.estimate import _show
 from windtunnel.errors import InputError
 from windtunnel.perf.estimators.files import load
-from windtunnel.perf.profile.comparison import compare
+from windtunnel.perf.estimators.kinds import grid
+from windtunnel.perf.estimators.selection import Errors
+from windtunnel.perf.profile.comparison import Compared, compare
 from windtunnel.perf.profile.folder import read_profile
 
 PLAIN = ("interpolation", "linear", "roofline")
@@ -51,6 +54,20 @@ def test_the_command_says_where_no_time_is_predicted(tmp_path: Path, capsys: pyt
     assert "linear: predicts no time, or less, at 1 of 8 points of add" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "interpolation"]) == 0
     assert "predicts no time" not in capsys.readouterr().out
+
+
+def test_columns_are_of_all_operators_and_what_lacks_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line, curve = grid("linear")[0], grid("polynomial")[0]
+    near, far = Errors(0.01, 0.02, 0.03, 8, 0), Errors(0.05, 0.06, 0.07, 8, 0)
+    few = {"polynomial": "polynomial: 4 points: needs at least 5; measure more"}
+    rows = [Compared(name, 1, 8, {"linear": (line, far)}, few) for name in ("emb", "add")]
+    rows.append(Compared("router", 1, 8, {"linear": (line, far), "polynomial": (curve, near)}, {}))
+    _show(rows, "here", 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "linear polynomial least" in said
+    assert "emb 8 5.00 – linear" in said
+    assert "polynomial: no error for 2 of 3 operators; for emb: 4 points: needs at least 5; measure more" in said
+    assert said.count("needs at least") == 1
 
 
 def test_the_command_trains_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

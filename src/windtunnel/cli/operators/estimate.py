@@ -89,7 +89,7 @@ def _rows(compared: "list[Compared]") -> list[dict[str, Any]]:
 def _show(compared: "list[Compared]", device: str, shards: int) -> None:
     from windtunnel.cli.terminal import remarks, show, table
 
-    names = list(compared[0].found)
+    names = dict.fromkeys(name for row in compared for name in row.found)
     rows = [
         [
             row.operator if row.shards == shards else f"{row.operator} (of {row.shards})",
@@ -105,7 +105,15 @@ def _show(compared: "list[Compared]", device: str, shards: int) -> None:
 
 
 def _why_not(compared: "list[Compared]") -> list[str]:
-    return sorted({f"{name}: {why}" for row in compared for name, why in row.why_not.items()})
+    lacking: dict[str, dict[str, str]] = {}
+    for row in compared:
+        for name, why in row.why_not.items():
+            lacking.setdefault(name, {})[row.operator] = why.removeprefix(f"{name}: ")
+    return [
+        f"{name}: no error for {len(whys)} of {len(compared)} operators; for {operator}: {whys[operator]}"
+        for name, whys in sorted(lacking.items())
+        for operator in [next(iter(whys))]
+    ]
 
 
 def _impossible(compared: "list[Compared]") -> list[str]:
