@@ -35,6 +35,8 @@ GROUP = 3
 """Length of the key of the groups whose coverage counts: engine, family, device."""
 LEAST = 30
 """Points of a group whose coverage is reported alone."""
+EVEN = (0.75, 0.99)
+"""Share of the points of such a group, left out altogether, that its bands should hold."""
 ENOUGH = 16
 """Points of a group whose width is adjusted."""
 KEPT = {"steps": (0.84, 0.92), "first_token": (0.9, 0.95)}
@@ -227,14 +229,22 @@ def shares(found: Sequence[Held]) -> str:
     return f"{steps:.1%} of the measured tpot and {first:.1%} of the ttft"
 
 
+def evenly(found: Sequence[Held]) -> str:
+    """Of how many groups bands hold about nine tenths, in words."""
+    least, most = EVEN
+    large = [members for members in by_group(found).values() if len(members) >= LEAST]
+    even = [sum(least <= np.mean([getattr(one, name) for one in members]) <= most for members in large) for name in OFF]
+    return f"{even[0]} (tpot) and {even[1]} (ttft) of {len(large)} such groups are held to {least:.0%} to {most:.0%}"
+
+
 def report(points: Sequence[Measured]) -> str:
     """What the check found, as a page has it."""
-    found = checked(points)
+    found, elsewhere = checked(points), left_out(points)
     sound = [one for one in found if not one.known_bad]
     lines = [
         f"Bands of the half that decides hold {shares(sound)} of the other half ({DIVISIONS} divisions of "
         f"{len(points):,} points; median width of the tpot's {np.median([one.width for one in found]):.3f}). Servers "
-        f"of a group that is left out altogether: {shares(left_out(points))}. {shifted(points)}",
+        f"of a group that is left out altogether: {shares(elsewhere)}; {evenly(elsewhere)}. {shifted(points)}",
         "",
         "| engine | model family | device | points | tpot held | ttft held | tpot band | |",
         "|---|---|---|---:|---:|---:|---:|---|",

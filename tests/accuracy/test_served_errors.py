@@ -9,8 +9,10 @@ import pytest
 from benchmarks.accuracy.points import Measured, measured
 from benchmarks.accuracy.served_errors import (
     GROUP,
+    Held,
     around_other_loads,
     checked,
+    evenly,
     groups,
     halves,
     left_out,
@@ -63,6 +65,18 @@ def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:
     words = re.findall(r"[\d.]+(?=%)", shifted(slow))
     before, halved, alone = map(float, words)
     assert before == pytest.approx(25, abs=2) and halved < 8 and alone < 8
+
+
+def test_groups_of_30_points_are_even_from_75_to_99_per_cent() -> None:
+    point = drawn()[0]
+    shares = {"A": (75, 74), "B": (99, 100), "C": (100, 90)}
+    found = [
+        Held(replace(point, server=point.server._replace(family=name)), i < steps, i < first, 0.1, known_bad=False)
+        for name, (steps, first) in shares.items()
+        for i in range(100)
+    ]
+    few = [replace(one, one=replace(point, server=point.server._replace(family="D"))) for one in found[:29]]
+    assert evenly(found + few) == "2 (tpot) and 1 (ttft) of 3 such groups are held to 75% to 99%"
 
 
 def test_a_measurement_under_two_names_counts_once() -> None:
