@@ -122,12 +122,9 @@ def step_ends_of_rows(
 
 
 def seconds(
-    log: Log,
-    tables: tuple[tuple[BatchTimes, ...], ...],
-    pool_of_replica: Integers,
-    lockstep_lanes: Integers,
+    log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers,
     gains: Gains = NO_GAINS,
-) -> Floats:
+) -> Floats:  # fmt: skip
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
     none = np.empty(0, dtype=np.int32)
     ends = StepEnds(none, np.empty(0), none, none > 0)
@@ -338,6 +335,12 @@ def read_batch(rows: Array, row: int, lane: Any, seats: Array, j: int) -> int:
 
 
 @part
+def kv_of_step(row: Any, gains: Array, j: int) -> int:
+    """Tokens in the cache of the decodes of step ``j`` of a row."""
+    return row.kv_tokens + (gains[row.gains - 1 + j, 0] if row.gains > 0 else j * row.decodes)
+
+
+@part
 def sent_tokens(lane: Any) -> int:
     """Tokens that a stage sends to the next one."""
     return lane.step_decodes + lane.chunk_tokens
@@ -380,14 +383,11 @@ def rebuild(
             head = row
             while head < after:
                 slot = first_clock + rows[head].lane
-                waits = 0.0
-                last = head
+                waits, last = 0.0, head
                 for k in range(ranks):
                     waits = max(waits, rows[last].transfer)
-                    gained, kv_tokens = rows[last].gains, rows[last].kv_tokens
-                    last = read_batch(rows, last, lanes[k], seats[k], j)
-                    if gained > 0:
-                        lanes[k].step_kv = kv_tokens + gains[gained - 1 + j, 0]
+                    first, last = last, read_batch(rows, last, lanes[k], seats[k], j)
+                    lanes[k].step_kv = kv_of_step(rows[first], gains, j)
                 begin = rows[head].start if j == 0 else max(clocks[1, slot], clocks[0, base])
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
