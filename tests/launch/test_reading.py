@@ -246,6 +246,7 @@ def test_drafts_always_have_an_acceptance_length(text: str, tokens: int, length:
     [
         ("vllm serve Qwen/Qwen3-8B --speculative-config.model Qwen/Qwen3-0.6B", False),
         ("vllm serve Qwen/Qwen3-8B --speculative-config.model a/Qwen3-8B-eagle3-next", True),
+        ("vllm serve google/gemma-4-31B-it --speculative-config.model google/gemma-4-31B-it-assistant", True),
         ("vllm serve Qwen/Qwen3-8B --speculative-config.model a/b --speculative-config.method draft_model", False),
         ("sglang serve --model-path m --speculative-algorithm STANDALONE --speculative-draft-model-path a/b", False),
         (

@@ -7,6 +7,7 @@ import pytest
 
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.deployment.title import title
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.launch import read_line, read_source
@@ -15,6 +16,7 @@ from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.part_of_context import PartOfPrompt
 from windtunnel.perf.tabulate.by_operator import by_operator, bytes_by_operator
+from windtunnel.plan.answer.recommendation import hardware
 from windtunnel.simulate.simulate import batch_times
 
 LATENT, SPARSE = "deepseek-ai/DeepSeek-V3", "zai-org/GLM-5.2-FP8"
@@ -198,3 +200,9 @@ def test_engines_refuse(said: dict[str, Any], rule: str) -> None:
 def test_sparse_attention_runs_without_graphs() -> None:
     assert pool(SPARSE, preset="vllm-0.32", enforce_eager=True, prefill_context_parallel_size=2).gpus == 2
     assert pool(SPARSE, prefill_context_parallel_size=2).gpus == 2
+
+
+def test_titles_and_purchases_say_it() -> None:
+    found = Deployment((pool(tensor_parallel_size=4, prefill_context_parallel_size=2, enable_expert_parallel=True),))
+    assert title([found.pools[0].spec()]).endswith("on 8 × H200 SXM, TP 4, PCP 2, vllm-0.33")
+    assert hardware(found) == "8 × H200 SXM (one replica of 8 GPUs, TP 4 PCP 2 EP)"

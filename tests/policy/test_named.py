@@ -225,3 +225,8 @@ def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:
         assert served(scheduler=scheduler, pipeline_parallel_size=2).pools[0].engine.pipeline_parallel_size == 2
     pools = served(scheduler="vllm-0.32:pipeline_parallel_size=2,prefix_caching=false", pipeline_parallel_size=2).pools
     assert pools[0].engine.pipeline_parallel_size == 2
+
+
+def test_a_schedulers_own_refusal_is_said_as_it_is() -> None:
+    with pytest.raises(InputError, match=r"^scheduler 'get-next-batch:groups=running': groups='running': some"):
+        find_scheduler("get-next-batch:groups=running")

@@ -299,6 +299,8 @@ def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None
     total, gpu = number(1e3 * explanation.total_seconds, 4), number(1e3 * explanation.gpu_seconds, 4)
     stages = explanation.rows[-1].stage
     title = f"{batch} on {pool.model.name}, {pool.device.name}, TP {pool.engine.tensor_parallel_size}"
+    copies = pool.engine.prefill_context_parallel_size
+    title += f", PCP {copies}" if copies > 1 else ""
     title += f", PP {stages}: all stages, one after the other" if stages else ""
     hidden = f"; {number(1e3 * explanation.hidden_seconds, 4)} ms of one micro-batch run alongside the other"
     text = f"step {total} ms, of which {gpu} ms on the GPU{hidden if beside else ''}"

@@ -122,12 +122,9 @@ def step_ends_of_rows(
 
 
 def seconds(
-    log: Log,
-    tables: tuple[tuple[BatchTimes, ...], ...],
-    pool_of_replica: Integers,
-    lockstep_lanes: Integers,
+    log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers,
     gains: Gains = NO_GAINS,
-) -> Floats:
+) -> Floats:  # fmt: skip
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
     none = np.empty(0, dtype=np.int32)
     ends = StepEnds(none, np.empty(0), none, none > 0)
@@ -209,7 +206,7 @@ def _walk(
         floats,
         integers,
         attributes(rows),
-        gains,
+        np.ascontiguousarray(gains[:, 0]) if len(gains) else None,
         np.ascontiguousarray(
             np.stack([pool_of_replica, lockstep_lanes, np.arange(len(lockstep_lanes)) * width], axis=1)
         ),
@@ -325,22 +322,22 @@ def after_round(rows: Array, row: int, stages: int, lanes: int) -> int:
 
 
 @part
-def kv_of_step(row: Any, gains: Array, j: int) -> int:
-    """Tokens in the cache of the decodes of step ``j`` of a row."""
-    return row.kv_tokens + (gains[row.gains - 1 + j, 0] if row.gains > 0 else j * row.decodes)
-
-
-@part
-def read_batch(rows: Array, gains: Array, row: int, lane: Any, seats: Array, j: int) -> int:
+def read_batch(rows: Array, row: int, lane: Any, seats: Array, j: int) -> int:
     """The batch of step ``j`` of the lane whose rows begin at ``row``; returns the first row after them."""
-    after = after_batch(rows, row)
-    lane.step_decodes, lane.step_kv = rows[row].decodes, kv_of_step(rows[row], gains, j)
+    after, decodes = after_batch(rows, row), rows[row].decodes
+    lane.step_decodes, lane.step_kv = decodes, rows[row].kv_tokens + j * decodes
     lane.chunks, lane.chunk_tokens = 0, 0
     for i in range(row, after):
         tokens = rows[i].chunk_tokens
         if tokens > 0:
             add_chunk(lane, seats, tokens, rows[i].chunk_context + j * tokens, 0)
     return after
+
+
+@part
+def kv_of_step(row: Any, gains: Array, j: int) -> int:
+    """Tokens in the cache of the decodes of step ``j`` of a row."""
+    return row.kv_tokens + (gains[row.gains - 1 + j, 0] if row.gains > 0 else j * row.decodes)
 
 
 @part
@@ -386,11 +383,11 @@ def rebuild(
             head = row
             while head < after:
                 slot = first_clock + rows[head].lane
-                waits = 0.0
-                last = head
+                waits, last = 0.0, head
                 for k in range(ranks):
                     waits = max(waits, rows[last].transfer)
-                    last = read_batch(rows, gains, last, lanes[k], seats[k], j)
+                    first, last = last, read_batch(rows, last, lanes[k], seats[k], j)
+                    lanes[k].step_kv = kv_of_step(rows[first], gains, j)
                 begin = rows[head].start if j == 0 else max(clocks[1, slot], clocks[0, base])
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
@@ -461,17 +458,14 @@ def decodes_in_lockstep(
 
 
 @part
-def run_of_decodes(
-    pool: Pool, floats: Array, integers: Array, row: Any, gains: Array, out_end: Array, first: int
-) -> float:
+def run_of_decodes(pool: Pool, floats: Array, integers: Array, row: Any, out_end: Array, first: int) -> float:
     """What the steps of a row of a single lane that only decodes take; the first of them ends at ``out_end[first]``, if
     there is room."""
-    decodes, end, total = row.decodes, row.start, 0.0
+    decodes, kv_tokens, end, total = row.decodes, row.kv_tokens, row.start, 0.0
     tokens_time, sequences_time = floats[pool.decode_tokens + decodes], floats[pool.sequences + decodes]
     overlapped, serial = floats[pool.host_overlapped + decodes], floats[pool.host_serial + decodes]
     above, origin, low, slope = 0, 0, 0.0, 0.0
     for step in range(row.steps):
-        kv_tokens = kv_of_step(row, gains, step)
         if kv_tokens >= above:
             j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
             knot = integers[pool.context_knots + j]
@@ -487,7 +481,37 @@ def run_of_decodes(
         if len(out_end) > 0:
             end = end + took
             out_end[first + step] = end
+        kv_tokens += decodes
     return total
+
+
+@compiled
+def run_with_gains(
+    pool: Pool, floats: Array, integers: Array, row: Any, gains: Array, line: Any, out_end: Array, first: int
+) -> float:
+    """The same where the decodes of each step have gained more or less."""
+    end, total = row.start, 0.0
+    for step in range(row.steps):
+        kv_tokens = row.kv_tokens + gains[row.gains - 1 + step]
+        gpu = of_decodes(pool, floats, integers, line, step == 0, row.decodes, kv_tokens)
+        took = step_time(pool, floats, gpu, row.decodes) + row.transfer
+        total += took
+        if len(out_end) > 0:
+            end = end + took
+            out_end[first + step] = end
+    return total
+
+
+@part
+def run_of_row(
+    pool: Pool, floats: Array, integers: Array, row: Any, gains: Any, line: Any, out_end: Array, first: int
+) -> float:
+    """The one or the other; ``gains`` is None where no row has any."""
+    if gains is None:
+        return run_of_decodes(pool, floats, integers, row, out_end, first)
+    if row.gains == 0:
+        return run_of_decodes(pool, floats, integers, row, out_end, first)
+    return run_with_gains(pool, floats, integers, row, gains, line, out_end, first)
 
 
 @compiled
@@ -501,11 +525,12 @@ def walk_to(
     count = len(pools) // sets
     if ranks == 1 and until > at[lead, WALKED]:  # all of a row
         row, first = at[lead, NOW], at[lead, PLACE] + at[lead, WALKED]
-        read_batch(rows, gains, row, lanes[0], seats[0], 0)
+        read_batch(rows, row, lanes[0], seats[0], 0)
         if lanes[0].chunks == 0 and rows[row].decodes > 0:
             for s in range(sets):
                 out = out_end if s == 0 else out_end[:0]
-                totals[s] += run_of_decodes(pools[s * count + pool], floats, integers, rows[row], gains, out, first)
+                tables, line = pools[s * count + pool], lines[s * len(at) + lead]
+                totals[s] += run_of_row(tables, floats, integers, rows[row], gains, line, out, first)
             if len(out_end) > 0:
                 out_emitted[first : first + rows[row].steps] = rows[row].decodes - rows[row].discarded
             at[lead, WALKED] = until
@@ -516,7 +541,7 @@ def walk_to(
             row = at[lead + k, NOW]
             waits = max(waits, rows[row].transfer)
             emitted += rows[row].decodes - rows[row].discarded
-            read_batch(rows, gains, row, lanes[k], seats[k], step - at[lead + k, SINCE])
+            read_batch(rows, row, lanes[k], seats[k], step - at[lead + k, SINCE])
             chunks += lanes[k].chunks
         for s in range(sets):
             tables = pools[s * count + pool]

@@ -361,7 +361,8 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
         )
 
 
-ALONE, HEADS = ("draft_model", "standalone", "drafttarget"), ("eagle", "mtp", "medusa", "dflash", "dspark", "mlp")
+ALONE = ("draft_model", "standalone", "drafttarget")
+HEADS = ("eagle", "mtp", "medusa", "dflash", "dspark", "mlp", "assistant")
 
 
 def head_of_drafts(asked: Asked, flag: str, method: str) -> str | None:

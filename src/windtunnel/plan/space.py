@@ -236,7 +236,7 @@ class Space:
         try:
             kv_blocks(pool)
         except InputError as error:
-            split = f"{engine.tensor_parallel_size * engine.pipeline_parallel_size} × {gpu.name}"
+            split = f"{engine.world_size // engine.data_parallel_size} × {gpu.name}"
             raise InputError(f"{self._model.name} does not fit into the memory of {split}") from error
         if (text := settings.get("store", NONE)) != NONE:
             pool = replace(pool, stores=stores_in(text))

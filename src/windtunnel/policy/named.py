@@ -236,7 +236,8 @@ def _factory(text: str, kind: type, arguments: Mapping[str, Any]) -> Callable[[]
     try:
         kind(**arguments)
     except (Exception, SystemExit) as error:
-        raise InputError(f"scheduler {text!r}: {type(error).__name__} while it was made: {error}") from error
+        what = "" if isinstance(error, InputError) else f"{type(error).__name__} while it was made: "
+        raise InputError(f"scheduler {text!r}: {what}{error}") from error
     return partial(kind, **arguments)
 
 

@@ -19,6 +19,7 @@ SHORT = {
     "tensor_parallel_size": "TP",
     "pipeline_parallel_size": "PP",
     "data_parallel_size": "DP",
+    "prefill_context_parallel_size": "PCP",
     "enable_expert_parallel": "EP",
     "max_num_seqs": "seqs",
     "max_num_batched_tokens": "tokens",

@@ -47,7 +47,7 @@ from windtunnel.core.seats import (
     stand_up,
     start_leaving,
 )
-from windtunnel.core.step import depart, emit_first
+from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
@@ -375,8 +375,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the step; the clock goes on."""
     lane = state.lanes[i]
     group = state.groups[lane.group]
-    takes = encoder_time(pool, lane, state.extra.encoder)
-    write_step(state, pool, group, lane, state.seats[i], start, discarded(state, pool, i), takes)
+    write_step(state, pool, group, lane, state.seats[i], start, discarded(state, pool, i), lane.encoder_takes)
     lane.executed += 1 if group.num_lanes > 1 else 0
     lane.clock += 1
     lane.kv_tokens += lane.decodes
@@ -437,20 +436,16 @@ def pass_over_through(state: State, pool: Pool, group: Group, preempted: bool, p
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return step_through(state, pool, group, state.extra.pipe)
+    return step_through(state, pool, group, state.extra.pipe, state.extra.encoder)
 
 
 @part
-def takes_longer(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in ``core.step``
-    """Seconds of the lane's step beyond its batch."""
-    return encoder_time(pool, state.lanes[i], state.extra.encoder)
-
-
-@part
-def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
-    """A step of one stage, or of all stages of a pipeline."""
+def step_through(state: State, pool: Pool, group: Group, pipe: Any, encoder: Any) -> int:
+    """A step of one stage, whose encoder runs before it, or of all stages of a pipeline."""
     if pipe is None:
-        return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, takes_longer)
+        if encoder is None:
+            return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, nothing)
+        return steps.step(state, pool, group, decide_alone, conclude_alone, pass_over_alone, encoder_time)
     return turns.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.slo import goal_words
-from windtunnel.deployment.title import device_name
+from windtunnel.deployment.title import SIZES, device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
 from windtunnel.plan.objective import AS_SERVED, LeastForRate, Purchase, RatePerDollar, purchase_of
@@ -107,9 +107,10 @@ def _with_spare(pool: Pool, purchase: Purchase) -> Pool:
 
 
 def _layout(engine: Mapping[str, Any]) -> str:
-    sizes = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"))
     found = [
-        f"{short} {engine[f'{size}_parallel_size']}" for size, short in sizes if engine[f"{size}_parallel_size"] > 1
+        f"{short} {engine[f'{size}_parallel_size']}"
+        for size, short in SIZES
+        if engine.get(f"{size}_parallel_size", 1) > 1
     ]
     found += ["EP"] if engine["enable_expert_parallel"] else []
     return f", {' '.join(found)}" if found else ""

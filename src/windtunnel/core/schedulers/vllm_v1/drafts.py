@@ -380,7 +380,7 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
     extra.counts[i, lane.flight] = count
     lane.flight = 1 - lane.flight
     group = state.groups[lane.group]
-    write_step(state, pool, group, lane, seats, start, discarded, encoder_time(pool, lane, extra.encoder))
+    write_step(state, pool, group, lane, seats, start, discarded, lane.encoder_takes)
     if lane.step_decodes > 0:
         lane.decoded = lane.end
     lane.executed += 1 if group.num_lanes > 1 else 0
@@ -498,7 +498,15 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over, vllm.takes_longer)
+    return step_through(state, pool, group, state.extra.encoder)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, encoder: Any) -> int:
+    """The same; an encoder runs before it."""
+    if encoder is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return steps.step(state, pool, group, decide, conclude, pass_over, encoder_time)
 
 
 @part

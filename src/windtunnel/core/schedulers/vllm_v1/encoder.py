@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request
+from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, State
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO
 
 POOL_FIELDS: Fields = [
@@ -29,20 +29,23 @@ POOL_FIELDS: Fields = [
 ]
 
 LANE_FIELDS: Fields = [
-    (name, np.int64)
-    for name in (
-        "encoder_row",  # of the arrays of caches
-        "encoder_step",  # decisions so far
-        "encoder_left",  # embeddings that this step can still compute
-        "encoder_free",  # embeddings that have room in the cache
-        "encoder_freeable",  # these, and those of entries that nobody holds
-        "encoder_entries",
-        "encoder_releases",  # of entries, by the last who held each
-        "encoder_dropped",  # entries that had to make way in this decision
-        "encoder_wanted",  # inputs that the request which is looked at computes if it is scheduled
-        "encoder_late",  # decodes that still hold an entry
-        "encoder_busy",  # equal steps are not certain
-    )
+    ("encoder_takes", np.float64),  # seconds of this step
+    *(
+        (name, np.int64)
+        for name in (
+            "encoder_row",  # of the arrays of caches
+            "encoder_step",  # decisions so far
+            "encoder_left",  # embeddings that this step can still compute
+            "encoder_free",  # embeddings that have room in the cache
+            "encoder_freeable",  # these, and those of entries that nobody holds
+            "encoder_entries",
+            "encoder_releases",  # of entries, by the last who held each
+            "encoder_dropped",  # entries that had to make way in this decision
+            "encoder_wanted",  # inputs that the request which is looked at computes if it is scheduled
+            "encoder_late",  # decodes that still hold an entry
+            "encoder_busy",  # equal steps are not certain
+        )
+    ),
 ]
 
 NAME, SIZE, HOLDERS, SINCE = range(4)
@@ -288,13 +291,13 @@ def known_computed(pool: Pool, request: Request, computed: int, unknown: int) ->
 
 
 @part
-def encoder_time(pool: Pool, lane: Lane, encoder: Any) -> float:
-    """Seconds that the lane's step takes longer, because its encoder runs before the model (``_execute_mm_encoder`` in
-    vllm/v1/worker/gpu_model_runner.py)."""
-    if encoder is None:
-        return 0.0
+def encoder_time(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in ``core.step``
+    """Seconds that the step of lane ``i`` takes longer, because its encoder runs before the model
+    (``_execute_mm_encoder`` in vllm/v1/worker/gpu_model_runner.py)."""
+    lane = state.lanes[i]
     inputs = (pool.encoder_budget - lane.encoder_left) // pool.input_size
-    return float(encoder.seconds[min(pool.first_seconds + inputs, pool.last_seconds)])
+    lane.encoder_takes = state.extra.encoder.seconds[min(pool.first_seconds + inputs, pool.last_seconds)]
+    return float(lane.encoder_takes)
 
 
 @part

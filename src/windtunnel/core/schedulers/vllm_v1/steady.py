@@ -83,7 +83,8 @@ def is_steady(pool: Pool, lane: Lane, request: Request, at: Array) -> bool:
     steady = steady and request.unknown == flying and request.in_flight == flying and request.drafts == drafts
     steady = steady and request.context == known + (drafts if ahead else -1) and request.certain == known - 1
     steady = steady and request.promised == given and request.generated + given < request.output
-    steady = steady and request.last_token == lane.told_at and request.token_before == lane.told_before
+    steady = steady and request.last_token == lane.told_at
+    steady = steady and (request.token_before == lane.told_before or request.given_before == 0)
     steady = steady and request.latest == lane.decoded
     steady = steady and known + reach(pool) <= (request.blocks + 1) * pool.block_size
     return bool(steady and request.prompt + request.output + reach(pool) + drafts + 2 <= pool.max_model_len)
@@ -163,7 +164,9 @@ def bring_out(state: State, pool: Pool, i: int, f: int) -> int:
     request.generated = known if pool.async_scheduling else place
     request.promised = place - request.generated
     request.blocks = (rows[ROOM, f] + request.prompt + reach(pool)) // pool.block_size
-    request.last_token, request.token_before, request.latest = lane.told_at, lane.told_before, lane.decoded
+    request.last_token, request.latest = lane.told_at, lane.decoded
+    if request.given_before > 0:  # else it is as it was before the first token
+        request.token_before = lane.told_before
     request.certain = request.prompt + request.generated - 1
     request.context = request.certain
     if pool.async_scheduling:
