@@ -348,8 +348,7 @@ def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001
     return True
 
 
-@intrinsic
-def _with(_: Any, state: Any, extra: Any) -> Any:
+def _as_seen(_: Any, state: Any, extra: Any) -> Any:
     """The state with these arrays alone as ``extra``, its last field.
 
     LLVM takes minutes over a function that returns the 260 values of a State, so this is none.
@@ -364,15 +363,18 @@ def _with(_: Any, state: Any, extra: Any) -> Any:
     return alone(state, extra), build
 
 
+_seen: Any = intrinsic(_as_seen)
+
+
 def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None) -> Callable[..., Any]:
     """The rule of the k-th scheduler for its pools, and for the rest that of the others, if there are any."""
 
     def alone(state: Any, pool: Any, *rest: Any) -> Any:
-        return rule(_with(state, state.extra[k]), pool, *rest)
+        return rule(_seen(state, state.extra[k]), pool, *rest)
 
     def chosen(state: Any, pool: Any, *rest: Any) -> Any:
         if pool.scheduler == k:
-            return rule(_with(state, state.extra[k]), pool, *rest)
+            return rule(_seen(state, state.extra[k]), pool, *rest)
         return others(state, pool, *rest)  # type: ignore[misc]
 
     return chosen if others else alone
