@@ -345,12 +345,31 @@ def test_copies_of_experts_take_memory() -> None:
     assert with_copies.num_blocks < without.num_blocks
 
 
+@pytest.mark.parametrize(
+    ("line", "balanced"),
+    [
+        ("vllm serve Qwen/Qwen3-30B-A3B -dp 8 --enable-expert-parallel --enable-eplb", True),
+        ("vllm serve Qwen/Qwen3-30B-A3B -dp 8 --enable-eplb", None),
+        ("sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 8 --ep 8 --enable-eplb", True),
+        ("sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 8 --enable-eplb", None),
+        ("sglang serve --model-path Qwen/Qwen3-8B --enable-eplb", None),
+    ],
+)
+def test_a_load_balancer_without_copies_needs_experts_that_gpus_divide(line: str, balanced: bool | None) -> None:
+    found = reading(line)
+    assert found.settings.get("enable_eplb") is balanced
+    assert not found.not_simulated
+    with pytest.raises(InputError, match="add enable_expert_parallel"):
+        kv_blocks(pool("Qwen/Qwen3-30B-A3B", enable_eplb=True))
+
+
 @pytest.mark.parametrize(("slots", "copies"), [(256, None), (288, 32)])
 def test_slots_beyond_the_experts_are_copies(slots: int, copies: int | None) -> None:
     said = f'\'{{"load_balancer": {{"num_slots": {slots}, "layer_updates_per_iter": 1}}}}\''
     line = f"trtllm-serve nvidia/DeepSeek-R1-NVFP4 --tp_size 16 --ep_size 16 --enable_attention_dp --moe_config {said}"
     found = reading(line)
     assert found.settings.get("num_redundant_experts") == copies
+    assert found.settings.get("enable_eplb") is (None if copies else True)
     assert not [word for word in found.not_simulated if "balancer" in word.flag]
 
 

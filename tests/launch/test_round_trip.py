@@ -92,6 +92,7 @@ OWN: dict[str, dict[str, Any]] = {
         "flashinfer_sampler": st.just(True),
         "indexer_kv_dtype": st.sampled_from(["fp8", "mxfp4"]),
         "num_redundant_experts": st.just(8),
+        "enable_eplb": st.just(True),
         "max_loras": st.sampled_from([1, 4]),
         "max_lora_rank": st.just(64),
         "sequence_parallel_min_tokens": st.just(512),
@@ -111,6 +112,7 @@ OWN: dict[str, dict[str, Any]] = {
         "prefill_context_parallel_size": st.sampled_from([2, 4]),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
+        "enable_eplb": st.just(True),
         "stream_interval": st.sampled_from([1, 20]),
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
@@ -135,6 +137,7 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_backend": st.sampled_from(["cutlass", "deep_gemm"]),
         "prompt_graph_tokens": st.just(2048),
         "num_redundant_experts": st.just(8),
+        "enable_eplb": st.just(True),
         "shared_head": st.just(True),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
@@ -206,6 +209,8 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
     alone = not model.has_moe or flags.get("data_parallel_size", 1) == 1
     if alone or (flags["preset"] == PRESETS["trtllm"] and "num_speculative_tokens" not in flags):
         found |= {"shared_head"}
+    if flags.get("num_redundant_experts") or not flags.get("enable_expert_parallel"):
+        found |= {"enable_eplb"}  # said by copies, or refused
     if not model.has_moe:
         found |= {"num_redundant_experts", "low_precision_combine", "moe_backend"}
     elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):

@@ -314,6 +314,8 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
             raise InputError(f"{name}: needs data-parallel ranks of a mixture of experts; leave it out")
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
+    if engine.enable_eplb and not engine.enable_expert_parallel:
+        raise InputError("enable_eplb: balances experts that GPUs divide: add enable_expert_parallel, or leave it out")
     _require_additions(engine, model, device)
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)

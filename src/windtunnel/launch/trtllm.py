@@ -110,6 +110,7 @@ def _slots(asked: Asked, engine: dict[str, Any]) -> None:
     else:
         experts = max(layer.mlp.num_experts for _, layer in asked.model.layers if isinstance(layer.mlp, MoE))
         engine["num_redundant_experts"] = max(0, slots - experts) or None
+        engine["enable_eplb"] = True if slots <= experts else None
 
 
 DRAFTER = "speculative-config.speculative-model"

@@ -73,6 +73,7 @@ def settings(asked: Asked) -> Settings:
         engine["enforce_eager"] = None
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
     engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
+    _balanced(asked, engine)
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
@@ -101,6 +102,14 @@ def settings(asked: Asked) -> Settings:
         )
     found.role = ROLES.get(found.role, "")
     return found
+
+
+def _balanced(asked: Asked, engine: dict[str, Any]) -> None:
+    """A load balancer of experts: said by its copies, if it has any."""
+    if engine["enable_eplb"] and not engine["enable_expert_parallel"]:
+        asked.unused["enable-eplb"] = "experts are not divided among GPUs"
+    if engine["num_redundant_experts"] or not engine["enable_expert_parallel"]:
+        engine["enable_eplb"] = None
 
 
 def _sampled_by_flashinfer(asked: Asked) -> bool | None:

@@ -112,8 +112,9 @@ def _unsaid(engine: Mapping[str, Any], backend: str, pool: Mapping[str, Any]) ->
     fuses = engine.get("fuse_allreduce_rms")
     if fuses is not None and not (backend == "sglang" and fuses):
         found["fuse_allreduce_rms"] = fuses  # SGLang's flag only turns it on, TensorRT-LLM has none
-    if backend == "trtllm" and engine.get("num_redundant_experts"):
-        found["num_redundant_experts"] = engine["num_redundant_experts"]  # it counts slots, those of experts included
+    for name in ("num_redundant_experts", "enable_eplb"):
+        if backend == "trtllm" and engine.get(name):
+            found[name] = engine[name]  # it counts slots, those of experts included
     sharing = (engine.get("tensor_parallel_size") or 1) * (engine.get("data_parallel_size") or 1)
     if engine.get("enable_expert_parallel") and sharing == 1:
         found["enable_expert_parallel"] = True  # on one GPU of each stage no size tells

@@ -43,6 +43,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "prefill_context_parallel_size": (1,),
     "all2all_backend": (GATHERED,),
     "enable_dbo": (False,),
+    "enable_eplb": (False,),
     "dtype": ("auto",),
     "kv_cache_dtype": ("auto",),
     "enable_expert_parallel": (False,),
@@ -151,7 +152,8 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         settings = json.dumps(_drafter(engine.get("speculative_model")) | {"num_speculative_tokens": drafts})
         words += ["--speculative-config", shlex.quote(settings)]
     if copies := engine.get("num_redundant_experts"):
-        words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
+        words += ["--enable-eplb"] * (not engine.get("enable_eplb"))
+        words += ["--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
     if engine.get("max_loras"):
@@ -242,6 +244,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "enable-prefill-cp": copies > 1,
         "enable-dp-lm-head": together > 1 and not engine.get("shared_head"),
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
+        "enable-eplb": bool(engine.get("enable_eplb")),
         "enable-hierarchical-cache": bool(pool.get("stores")),
         "enable-symm-mem": bool(engine.get("enable_symm_mem")),
         "enable-flashinfer-allreduce-fusion": bool(engine.get("fuse_allreduce_rms")),

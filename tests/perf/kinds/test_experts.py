@@ -21,6 +21,7 @@ from kernel_tables import (
 )
 
 from windtunnel.deployment.engine import MOE_BACKENDS
+from windtunnel.hardware import device
 from windtunnel.perf.database import Database, Measured, open_database
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import MEASURED, MODELLED
@@ -140,3 +141,34 @@ def test_other_experts_take_what_exceeds_the_launch_by_their_work(systems: Path)
     ratio = wider.bound(H100, tokens, 0 * tokens) / Experts(2048, 768, 8, 128).bound(H100, tokens, 0 * tokens)
     np.testing.assert_allclose(found.seconds, launch + (own - launch) * ratio, rtol=1e-9)
     assert (found.sources == MODELLED).all()
+
+
+@pytest.mark.parametrize(
+    ("slots", "tokens", "with_it", "without"),
+    [
+        (256, 1024, 0.541164779663086, 0.667302417755127),
+        (256, 16384, 2.7531711578369142, 4.639667129516601),
+        (288, 16384, None, 4.639667129516601),
+    ],
+)
+def test_a_load_balancer_saves_what_was_measured(
+    slots: int, tokens: int, with_it: float | None, without: float
+) -> None:
+    """DeepSeek-V3's experts on 8 H200: ms in TensorRT-LLM 1.3.0rc10's ``wideep_moe_perf`` of the kernel database."""
+    database = open_database("h200_sxm", "sglang")
+    assert database is not None
+    measured = Measured(database, device("h200"))
+    uneven = Experts(7168, 2048, 8, 256, ep=8, dtype="fp8_block")
+    plain, even = (ask(measured, replace(uneven, slots=places), [tokens]) for places in (0, slots))
+    share = float(even.seconds[0] / plain.seconds[0])
+    if with_it:
+        assert share == pytest.approx(with_it / without, rel=1e-9)
+    assert 0.5 < share < 0.9
+    assert (even.sources == MODELLED).all()
+
+
+def test_a_load_balancer_that_was_not_measured_saves_nothing_and_says_so(measured: Measured) -> None:
+    kernel = Experts(2048, 768, 8, 128, ep=2)
+    plain, even = (ask(measured, replace(kernel, slots=places), TOKENS) for places in (0, 128))
+    np.testing.assert_array_equal(even.seconds, plain.seconds)
+    assert any("what a load balancer saves was not measured" in note for note in measured.notes)

@@ -11,7 +11,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, held_below
 from windtunnel.perf.between.ensemble import EnsembleCurve, by_logs, by_touched, straight
-from windtunnel.perf.database import Columns, Database, Measured, Table, one_per_key
+from windtunnel.perf.database import Columns, Database, Measured, Table, medians, one_per_key
 from windtunnel.perf.kernel import RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, OTHER_SHAPE, KernelTimes
 
@@ -34,6 +34,8 @@ class Experts(Kernel):
     or ``auto``: the first for batches of decodes. Empty: every rank sees the tokens of all."""
     backend: str = ""
     """Whose kernel, one of BACKENDS; empty: the fastest."""
+    slots: int = 0
+    """Places for experts and their copies on all GPUs where a load balancer keeps the GPUs' loads even; 0: none does."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight of the experts that a token chooses."""
@@ -75,8 +77,10 @@ class Experts(Kernel):
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the tables of experts behind DeepEP's exchange, or of experts that see the tokens of all ranks."""
-        found = known.table(WideExpertTable).times(self, a) if self.layout else None
-        return known.table(ExpertTable).times(replace(self, layout=""), a) if found is None else found
+        uneven = replace(self, slots=0)
+        found = known.table(WideExpertTable).times(uneven, a) if self.layout else None
+        found = known.table(ExpertTable).times(replace(uneven, layout=""), a) if found is None else found
+        return known.table(EvenLoads).times(self, a, found) if self.slots and found is not None else found
 
     def resolved(self, with_prompts: bool) -> Self:
         """With the layout of ``auto`` for a batch."""
@@ -470,3 +474,53 @@ class WideExpertTable(Table):
                 x = tokens.astype(float)
                 found.setdefault(gpus, experts_curve(replace(kernel, ep=gpus), self.device, x, seconds))
         return found
+
+
+EVEN_TABLE = "wideep_moe_perf"
+EVEN_SIZES = ("hidden_size", "inter_size", "num_experts", "moe_ep_size")
+
+
+class EvenLoads(Table):
+    """What a load balancer of experts saves: TensorRT-LLM measured layers with it and without, on 2 to 256 GPUs.
+
+    Of layers that were not measured the nearest one tells how many times as long the busiest GPU takes.
+    """
+
+    def times(self, kernel: Experts, a: Floats, uneven: KernelTimes) -> KernelTimes:
+        """Seconds for ``a`` tokens of all ranks, given those without a load balancer."""
+        if not self.known.corrections.expert_imbalance or kernel.ep == 1:
+            return uneven
+        found = self.once(self._share, kernel)
+        if found is None:
+            self.note(f"experts {kernel.describe()}: what a load balancer saves was not measured: nothing is assumed")
+            return uneven
+        log_tokens, log_share = found
+        share = np.exp(np.interp(np.log(np.maximum(a, 1.0)), log_tokens, log_share))
+        return replace(uneven, seconds=uneven.seconds * share).modelled()
+
+    def _share(self, kernel: Experts) -> tuple[Floats, Floats] | None:
+        """Over the logarithm of tokens, that of the time with a load balancer for that without, of the nearest layer."""
+        spread = routing(kernel.num_experts)
+        backend = None if self.backend == "trtllm" else "trtllm"
+        for table in self.database.versions("moe", EVEN_TABLE, ("moe_dtype", "distribution"), backend):
+            even, uneven = (table.where(distribution=name) for name in (f"{spread}_eplb", spread))
+            if not len(even) or not len(uneven):
+                continue
+            wanted = (kernel.hidden, kernel.inter, kernel.num_experts, kernel.ep)
+            shape = dict(zip(EVEN_SIZES, _nearest(uneven, EVEN_SIZES, wanted), strict=True))
+            even, uneven = even.where(**shape), uneven.where(**shape)
+            (slots,) = _nearest(even, ("num_slots",), (kernel.slots * shape["num_experts"] // kernel.num_experts,))
+            with_it, without = (
+                medians(rows["num_tokens"], rows["latency"]) for rows in (even.where(num_slots=slots), uneven)
+            )
+            tokens = np.array([at for at in with_it if at in without], dtype=np.float64)
+            if len(tokens):
+                return np.log(tokens), np.log([with_it[int(at)] / without[int(at)] for at in tokens])
+        return None
+
+
+def _nearest(rows: Columns, names: tuple[str, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes among the rows that are the fewest octaves away."""
+    sizes = np.unique(np.stack([rows[name] for name in names], axis=1), axis=0)
+    octaves = np.abs(np.log2(sizes / np.array(wanted))).sum(axis=1)
+    return tuple(int(size) for size in sizes[np.argmin(octaves)])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
 
-from windtunnel.deployment import Pool, preset
+from windtunnel.deployment import Engine, Pool, preset
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.deployment.spread_prompts import divides_head
 from windtunnel.hardware import GIB
@@ -265,6 +265,11 @@ def _learned_residual(pool: Pool, layer: Layer) -> Iterator[Operator]:
     yield moving("laurel_add", 8.0 * hidden)
 
 
+def _loads_are_even(engine: Engine) -> bool:
+    """Whether a load balancer chooses which GPU has which expert, and copies of those that are asked for most."""
+    return engine.enable_expert_parallel and (engine.enable_eplb or engine.num_redundant_experts > 0)
+
+
 def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
     engine, hidden = pool.engine, pool.model.hidden_size
     tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.expert_ranks
@@ -287,6 +292,7 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         weight_only=weight_only,
         layout=LAYOUTS.get(engine.all2all_backend, ""),
         backend="" if engine.moe_backend == "auto" else engine.moe_backend,
+        slots=moe.num_experts + engine.num_redundant_experts if _loads_are_even(engine) else 0,
     )
     there, back = there_and_back(pool, moe, kernel) if engine.expert_ranks > 1 else ((), ())
     if engine.all2all_backend == ONE_KERNEL:
