@@ -19,6 +19,7 @@ from windtunnel.launch.vllm import (
     index_dtype,
     kv_dtype,
     linear_backend,
+    load_balancer,
     moe_backend,
     quantization,
 )
@@ -206,11 +207,7 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
     if parts not in (1, gpus):
         in_groups(asked, parts, gpus)
     engine["enable_expert_parallel"] = True if parts > 1 else None
-    engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
-    if asked.truth("enable-eplb") and not engine["enable_expert_parallel"]:
-        asked.unused["enable-eplb"] = "experts are not divided among GPUs"
-    elif asked.truth("enable-eplb") and not engine["num_redundant_experts"]:
-        engine["enable_eplb"] = True
+    load_balancer(asked, engine, "ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
     elif backend in WRITTEN and ranks > 1:

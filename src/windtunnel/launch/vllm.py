@@ -72,8 +72,7 @@ def settings(asked: Asked) -> Settings:
     if asked.given("enforce-eager") is False:
         engine["enforce_eager"] = None
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
-    engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
-    _balanced(asked, engine)
+    load_balancer(asked, engine, "eplb-config.num-redundant-experts")
     engine["states_per_request"] = _states(asked)
     engine["indexer_kv_dtype"] = index_dtype(asked, INDEX, FP4_INDEX)
     engine["attention_backend"] = attention_backend(asked, "attention-backend")
@@ -102,14 +101,6 @@ def settings(asked: Asked) -> Settings:
         )
     found.role = ROLES.get(found.role, "")
     return found
-
-
-def _balanced(asked: Asked, engine: dict[str, Any]) -> None:
-    """A load balancer of experts: said by its copies, if it has any."""
-    if engine["enable_eplb"] and not engine["enable_expert_parallel"]:
-        asked.unused["enable-eplb"] = "experts are not divided among GPUs"
-    if engine["num_redundant_experts"] or not engine["enable_expert_parallel"]:
-        engine["enable_eplb"] = None
 
 
 def _sampled_by_flashinfer(asked: Asked) -> bool | None:
@@ -273,6 +264,16 @@ def _states(asked: Asked) -> int | None:
     elif mode not in ("", "none"):
         asked.refused["mamba-cache-mode"] = "a state is kept for every block"
     return None
+
+
+def load_balancer(asked: Asked, engine: dict[str, Any], copies: str) -> None:
+    """A load balancer of experts, with copies of them (their flag) or without, where GPUs divide them."""
+    engine["num_redundant_experts"] = asked.integer(copies)
+    balanced = asked.truth("enable-eplb")
+    if balanced and not engine["enable_expert_parallel"]:
+        asked.unused["enable-eplb"] = "experts are not divided among GPUs"
+        balanced = False
+    engine["enable_eplb"] = True if balanced and not engine["num_redundant_experts"] else None
 
 
 def moe_backend(asked: Asked, flag: str) -> str | None:

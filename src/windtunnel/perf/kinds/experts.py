@@ -35,7 +35,7 @@ class Experts(Kernel):
     backend: str = ""
     """Whose kernel, one of BACKENDS; empty: the fastest."""
     slots: int = 0
-    """Places for experts and their copies on all GPUs where a load balancer keeps the GPUs' loads even; 0: none does."""
+    """Places for experts and copies on all GPUs where a load balancer keeps the GPUs' loads even; 0: none does."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight of the experts that a token chooses."""
@@ -499,7 +499,7 @@ class EvenLoads(Table):
         return replace(uneven, seconds=uneven.seconds * share).modelled()
 
     def _share(self, kernel: Experts) -> tuple[Floats, Floats] | None:
-        """Over the logarithm of tokens, that of the time with a load balancer for that without, of the nearest layer."""
+        """The time with a load balancer over that without, in the nearest layer, over tokens: both as logarithms."""
         spread = routing(kernel.num_experts)
         backend = None if self.backend == "trtllm" else "trtllm"
         for table in self.database.versions("moe", EVEN_TABLE, ("moe_dtype", "distribution"), backend):
