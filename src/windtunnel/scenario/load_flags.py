@@ -91,10 +91,11 @@ class Load:
     shared_prefix: int | None = None
     """Or: tokens with which every prompt begins, such as a system prompt."""
     images_per_prompt: int = 0
-    """Images before each prompt, all different, whose tokens are added to it. vLLM's limits on what its encoder
-    computes in a step and keeps are simulated, and its time where config.json has its sizes (Qwen-VL, Pixtral)."""
+    """Images or videos before each prompt, all different, whose tokens are added to it. vLLM's limits on what its
+    encoder computes in a step and keeps are simulated, and its time where config.json has its sizes (Qwen-VL, Pixtral);
+    that of a video is too long, as if its frames attended to each other."""
     image_tokens: int = 0
-    """Tokens that the model makes of an image."""
+    """Tokens that the model makes of an image or video."""
     n: int = 1
     """Sequences that are generated for each prompt, as OpenAI's n, each a row as long as its request. Up to vLLM
     0.6.3 (vllm-0.6-v0) they share the prompt's blocks; elsewhere each is a request."""
