@@ -149,9 +149,11 @@ class Engine:
     shared_dense: bool = False
     """They divide dense layers, too (SGLang without ``moe_dense_tp_size=1``)."""
     num_redundant_experts: int = 0
-    """Copies of experts in addition to the experts themselves: they take memory, and keep the GPUs' loads even."""
+    """Copies of experts in addition to the experts themselves: they take memory, and keep the GPUs' loads even, see
+    enable_eplb."""
     enable_eplb: bool = False
-    """A load balancer keeps the GPUs' loads of experts even without copies, by their places (``enable_eplb``)."""
+    """A load balancer keeps the GPUs' loads of experts even without copies, by their places (a flag of vLLM and SGLang).
+    What that saves was measured for TensorRT-LLM alone."""
     swa_full_tokens_ratio: float | None = None
     """Tokens that layers with a window have room for, for each that those without have (SGLang's flag of that name);
     None: their windows are set aside for every request that runs."""

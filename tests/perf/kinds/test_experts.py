@@ -155,7 +155,7 @@ def test_a_load_balancer_saves_what_was_measured(
     slots: int, tokens: int, with_it: float | None, without: float
 ) -> None:
     """DeepSeek-V3's experts on 8 H200: ms in TensorRT-LLM 1.3.0rc10's ``wideep_moe_perf`` of the kernel database."""
-    database = open_database("h200_sxm", "sglang")
+    database = open_database("h200_sxm", "trtllm")
     assert database is not None
     measured = Measured(database, device("h200"))
     uneven = Experts(7168, 2048, 8, 256, ep=8, dtype="fp8_block")
