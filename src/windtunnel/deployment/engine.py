@@ -152,7 +152,7 @@ class Engine:
     """Copies of experts in addition to the experts themselves: they take memory, and keep the GPUs' loads even, see
     enable_eplb."""
     enable_eplb: bool = False
-    """A load balancer keeps the GPUs' loads of experts even without copies, by their places (a flag of vLLM and SGLang).
+    """A load balancer keeps the GPUs' loads of experts even without copies, by their places (vLLM and SGLang: a flag).
     What that saves was measured for TensorRT-LLM alone."""
     swa_full_tokens_ratio: float | None = None
     """Tokens that layers with a window have room for, for each that those without have (SGLang's flag of that name);
