@@ -1,6 +1,7 @@
 """Compiled functions."""
 
 import gc
+from typing import Any
 
 import numba
 import pytest
@@ -50,3 +51,26 @@ def test_what_is_compiled_for_others_is_linked_again_and_again_from_a_string_of_
     (made,) = inner.overloads.values()  # type: ignore[attr-defined]
     assert made.library._final_module is None and len(made.library._bits) < 10_000
     assert made.fndesc.typemap is made.type_annotation is None
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")  # type: ignore[attr-defined]
+def test_what_is_to_be_called_does_not_become_a_part_of_the_parts_that_call_it() -> None:
+    @compiled.compiled
+    def called(x: float) -> float:
+        return 2.0 * x
+
+    @compiled.part
+    def between(x: float) -> float:
+        return called(x) + 1.0
+
+    @compiled.entry
+    def outer(x: float) -> float:
+        return between(x)
+
+    def inlined(function: Any) -> bool:
+        (made,) = function.overloads.values()
+        inner = made.library._get_module_for_linking().functions
+        return any(b"alwaysinline" in b"".join(each.attributes) for each in inner if not each.is_declaration)
+
+    assert outer(3.0) == 7.0
+    assert [inlined(between), inlined(called)] == [True, False]
