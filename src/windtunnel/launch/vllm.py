@@ -4,7 +4,7 @@ Sources: vllm/engine/arg_utils.py, vllm/config of 0.32; the connectors of vllm/d
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any, get_type_hints
 
@@ -283,23 +283,21 @@ def moe_backend(asked: Asked, flag: str) -> str | None:
     if not asked.experts and flag in asked.line.flags:
         asked.unused[flag] = "the model has no experts"
         return None
-    if found in ("", "auto"):
-        return None
-    if found in MOE_BACKENDS:
-        return found
-    asked.refused[flag] = "which kernel computes the experts: the fastest one that is known stands for it"
-    asked.kernels.add(flag)
-    return None
+    return _kernel(asked, flag, found, MOE_BACKENDS, "computes the experts")
 
 
 def linear_backend(asked: Asked, flag: str) -> str | None:
     """Whose kernel multiplies matrices, by vLLM's names, most of which SGLang has as well."""
-    found = asked.text(flag).lower()
-    if found in ("", "auto"):
+    return _kernel(asked, flag, asked.text(flag).lower(), LINEAR_BACKENDS, "multiplies matrices")
+
+
+def _kernel(asked: Asked, flag: str, named: str, known: Collection[str], does: str) -> str | None:
+    """The kernel that is named, if it is known; None for the fastest."""
+    if named in ("", "auto"):
         return None
-    if found in LINEAR_BACKENDS:
-        return found
-    asked.refused[flag] = "which kernel multiplies matrices: the fastest one that is known stands for it"
+    if named in known:
+        return named
+    asked.refused[flag] = f"which kernel {does}: the fastest one that is known stands for it"
     asked.kernels.add(flag)
     return None
 

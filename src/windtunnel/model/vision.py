@@ -25,7 +25,7 @@ class Vision:
     full_layers: int = 0
 
     def patches(self, embeddings: int) -> int:
-        """Of an image of so many embeddings."""
+        """Patches of an image that becomes this many embeddings."""
         return embeddings * self.merge**2
 
 

@@ -82,6 +82,11 @@ class Columns:
                 keep &= self.numbers[name] == value
         return self.take(keep)
 
+    def of_kernel(self, *words: str) -> NDArray[np.bool_]:
+        """Which rows have one of these words in their ``kernel_source``, be its letters large or small."""
+        codes, names = self.texts["kernel_source"]
+        return np.array([any(word in name.lower() for word in words) for name in names], dtype=bool)[codes]
+
     def take(self, keep: NDArray[Any]) -> "Columns":
         """The rows of a mask or an index."""
         texts = {name: (codes[keep], names) for name, (codes, names) in self.texts.items()}

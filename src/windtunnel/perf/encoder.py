@@ -20,7 +20,7 @@ from windtunnel.perf.predictor import Predictor
 
 @dataclass(frozen=True)
 class EncoderAttention(Kernel):
-    """Attention of ``a`` images or windows of ``b`` patches each, every patch to all of its own."""
+    """Attention of ``a`` images or windows of ``b`` patches each: a patch attends to all patches of the same one."""
 
     heads: int
     head_dim: int
@@ -97,8 +97,9 @@ FIELDS = ("seconds", "sources", "distance")
 
 
 def kernels(vision: Vision, ranks: int, images: Floats, patches: int) -> Iterator[tuple[int, Kernel, Floats, Floats]]:
-    """(How often, kernel, and its two sizes) of an encoder whose layers ``ranks`` GPUs share, as vLLM shards them
-    (``mm_encoder_tp_mode`` weights), for so many images of so many patches at once."""
+    """(How often, kernel, and its two sizes) of an encoder that computes ``images`` of ``patches`` each at once.
+
+    ``ranks`` GPUs share its layers as vLLM shards them (``mm_encoder_tp_mode`` weights)."""
     hidden, mlp, each = vision.hidden_size, vision.mlp_size // ranks, vision.merge**2
     heads, rows = max(vision.heads // ranks, 1), images * patches
     attention = EncoderAttention(heads, hidden // vision.heads)
@@ -124,8 +125,8 @@ def kernels(vision: Vision, ranks: int, images: Floats, patches: int) -> Iterato
 
 
 def encoder_seconds(pool: Pool, times: Predictor, embeddings: int, most: int) -> Floats:
-    """[most + 1] seconds of a step's encoder for 0, 1, 2, … images of so many embeddings, which are computed together.
-    The host's launches are not counted. Raises ValueError without the sizes of an encoder."""
+    """[most + 1] seconds that the encoder takes in a step for 0, 1, 2, … images of ``embeddings`` each, computed
+    together. The host's launches are not counted. Raises ValueError without the sizes of an encoder."""
     vision = pool.model.vision
     if vision is None:
         raise ValueError(f"{pool.model.name} has no sizes of an encoder")

@@ -170,9 +170,7 @@ SPELLED = {
 
 
 def _of_backend(rows: Columns, backend: str) -> NDArray[np.bool_]:
-    codes, names = rows.texts["kernel_source"]
-    words = SPELLED.get(backend, (backend,))
-    return np.array([any(word in name.lower() for word in words) for name in names], dtype=bool)[codes]
+    return rows.of_kernel(*SPELLED.get(backend, (backend,)))
 
 
 def _one_each(rows: Columns) -> Columns:

@@ -121,7 +121,7 @@ class ExpertRows:
         shape = (kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp, kernel.ep)
         rows = columns.take(np.flatnonzero((sizes == np.array(shape)).all(axis=1)))
         if kernel.backend:
-            rows = _of_backend(rows, kernel.backend)
+            rows = rows.take(rows.of_kernel(*BACKENDS[kernel.backend]))
         if not len(rows):
             return None
         codes = rows.texts["kernel_source"][0]
@@ -185,13 +185,6 @@ BACKENDS = {
     "deep_gemm": ("deepgemm",),
 }
 """vLLM's names of kernels → what ``kernel_source`` says of them."""
-
-
-def _of_backend(rows: Columns, backend: str) -> Columns:
-    """The rows that a kernel of this name gave."""
-    codes, names = rows.texts["kernel_source"]
-    mine = [code for code, name in enumerate(names) if any(word in name for word in BACKENDS[backend])]
-    return rows.take(np.flatnonzero(np.isin(codes, mine)))
 
 
 def _fastest(rows: Columns, codes: NDArray[np.int64]) -> int:

@@ -253,14 +253,13 @@ table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-30
 ENGINES = ("vllm", "sglang", "trtllm")
 TEXTS = ("gemm_dtype", "kernel_source")
 KERNELS = {
-    "cutlass": ("cutlassfp8", "sglkernelfp8"),
-    "deep_gemm": ("deepgemm",),
-    "flashinfer_cutlass": ("flashinfercutlass",),
-    "flashinfer_cutedsl": ("flashinfercutedsl",),
+    "cutlass": ("cutlassfp8", "cutlass_fp8", "sgl_kernel_fp8"),
+    "deep_gemm": ("deepgemm", "deep_gemm"),
+    "flashinfer_cutlass": ("flashinfercutlass", "flashinfer_cutlass"),
+    "flashinfer_cutedsl": ("flashinfercutedsl", "flashinfer_cutedsl"),
     "triton": ("triton",),
 }
-"""vLLM's names of kernels → what ``kernel_source`` says of them, without underscores; SGLang's own for 8 bits are
-CUTLASS's."""
+"""vLLM's names of kernels → what ``kernel_source`` says of them; SGLang's own for 8 bits are CUTLASS's."""
 
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
@@ -396,10 +395,7 @@ def _grid_of(columns: Columns, lane: str, device: Device, backend: str = "") -> 
     """The grid of a format in a file that was read, or of one kernel; made once for all pools that ask."""
     part = columns.where(gemm_dtype=lane)
     if backend:
-        codes, names = part.texts["kernel_source"]
-        plain = [name.lower().replace("_", "") for name in names]
-        mine = [code for code, name in enumerate(plain) if any(word in name for word in KERNELS[backend])]
-        part = part.take(np.flatnonzero(np.isin(codes, mine)))
+        part = part.take(part.of_kernel(*KERNELS[backend]))
     if not len(part):
         return None
     keys = [part["n"], part["k"], part["m"]]

@@ -93,7 +93,7 @@ def in_parts_from(pool: Pool) -> int:
 
 
 def all_reduce(pool: Pool, name: str, row: int, copies: int = 1) -> Iterator[Operator]:
-    """The sum of every token's row over the GPUs that share a layer, or over those of so many copies; nothing on one
+    """The sum of every token's row over the GPUs that share a layer, or over those of ``copies`` of it; nothing on one
     GPU."""
     tp = pool.engine.tensor_parallel_size * copies
     if tp > 1:
