@@ -58,7 +58,9 @@ def _vllm(given: str, engine: Engine, model: Model) -> None:
     """``PCPManager.validate_config``: latent attention alone."""
     mixers = [layer.attention for _, layer in model.layers]
     if not all(isinstance(mixer, MLA) for mixer in mixers):
-        raise InputError(f"{given}: vLLM spreads those of latent attention, which {model.name} lacks; leave it out")
+        raise InputError(
+            f"{given}: vLLM spreads prompts only with latent attention, which {model.name} lacks; leave it out"
+        )
     sparse = any(mixer.index_top_k for mixer in mixers if isinstance(mixer, MLA))
     if sparse and not engine.enforce_eager and model.architecture not in GRAPHS[engine.preset]:
         raise InputError(

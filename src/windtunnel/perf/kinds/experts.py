@@ -477,7 +477,7 @@ class EvenLoads(Table):
     """What a load balancer of experts saves: TensorRT-LLM measured layers with it and without, on 2 to 256 GPUs.
 
     Of layers that were not measured the nearest one tells how many times as long the busiest GPU takes. Other engines
-    have other kernels: with these shares, 20 served points of SGLang with copies would be 14 instead of 7 % off (TPOT).
+    have other kernels: served points of SGLang with copies of experts fit worse with these shares.
     """
 
     def times(self, kernel: Experts, a: Floats, uneven: KernelTimes) -> KernelTimes:
