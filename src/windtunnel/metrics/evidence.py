@@ -7,9 +7,7 @@ with w = n / (n + PRIOR), the shrinkage of a random-effects model. Groups that a
 are in no larger one, so that they widen nothing but their own. ``benchmarks.accuracy.served_errors`` derives the file.
 """
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import exp, isnan
 from pathlib import Path
@@ -18,7 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
+from windtunnel.files import read_toml
 from windtunnel.simulate.overheads import Agreement
 
 ERRORS = Path(__file__).parents[1] / "data" / "served_errors.toml"
@@ -255,7 +255,7 @@ def other_loads(engine: str) -> Mapping[str, Logs]:
 @cache
 def errors_file() -> dict[str, Any]:
     """What the file of evidence holds."""
-    return tomllib.loads(ERRORS.read_text(encoding="utf-8"))
+    return read_toml(ERRORS)
 
 
 def _frozen(value: Any) -> Any:
