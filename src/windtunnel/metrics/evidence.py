@@ -9,9 +9,7 @@ Groups that are known to be wrong (``known_bad``) are in no larger one, so that 
 ``benchmarks.accuracy.served_errors`` derives the file.
 """
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import exp, isnan
 from pathlib import Path
@@ -20,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
+from windtunnel.files import read_toml
 from windtunnel.simulate.overheads import Agreement
 
 ERRORS = Path(__file__).parents[1] / "data" / "served_errors.toml"
@@ -262,7 +262,7 @@ def other_loads(engine: str) -> Mapping[str, Logs]:
 @cache
 def errors_file() -> dict[str, Any]:
     """What the file of evidence holds."""
-    return tomllib.loads(ERRORS.read_text(encoding="utf-8"))
+    return read_toml(ERRORS)
 
 
 def _frozen(value: Any) -> Any:

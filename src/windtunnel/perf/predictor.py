@@ -1,8 +1,7 @@
 """Predictor: any kernel, any device: measured where the kernel database can answer, the roofline elsewhere."""
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import read_toml
 from windtunnel.hardware import Device, device
 from windtunnel.perf import CHOICES
 from windtunnel.perf.batch_times import Floats
@@ -93,8 +94,7 @@ def roofline(wanted: Device) -> Roofline:
 
 @cache
 def _calibration() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, dict[str, Any]] = tomllib.loads(CALIBRATION.read_text(encoding="utf-8"))
-    return loaded
+    return read_toml(CALIBRATION)
 
 
 ATTAINABLE = 0.95

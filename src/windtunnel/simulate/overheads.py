@@ -6,7 +6,7 @@ On a device without measured kernels it also says how much longer than modelled 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import read_yaml
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
