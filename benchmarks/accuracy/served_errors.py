@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.accuracy import served_pairs
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
 from windtunnel.errors import InputError
-from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
+from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, PRIOR, QUANTILES, Group, Groups, Logs, doubt
 from windtunnel.metrics.pairs import Divergence
 from windtunnel.validation.served_points import read_points
 from windtunnel.validation.served_replay import replay_all, row
@@ -131,7 +131,32 @@ def plain_groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
             larger = next((found[key[:n]] for n in range(length - 1, -1, -1) if key[:n] in found), None)
             if larger is None or larger.points > len(members) or length == GROUP:
                 found[key] = group(members, key)
+                if length < GROUP:
+                    found[key] = replace(found[key], elsewhere=elsewhere(good, key))
     return found | {key: replace(group(readable(members), key), known_bad=True) for key, members in sorted(bad.items())}
+
+
+def elsewhere(points: Sequence[Measured], key: tuple[str, ...]) -> tuple[Logs, Logs]:
+    """Quantiles (steps, first token) of a server with this key whose family was not measured on its device.
+
+    The measured families on devices are exchangeable: each counts once, however many points it has. Those of the same
+    family weigh n / (n + PRIOR) together, those of the same engine as much of the rest, all of them what is left.
+    """
+    units = by(points, lambda one: one.server[:GROUP])
+    weights, left = dict.fromkeys(units, 0.0), 1.0
+    for length in range(len(key), -1, -1):
+        alike = [unit for unit in units if unit[:length] == key[:length]]
+        share = left * len(alike) / (len(alike) + PRIOR) if length else left
+        for unit in alike:
+            weights[unit] += share / len(alike)
+        left -= share
+    shares = [weights[unit] / len(members) for unit, members in units.items() for _ in members]
+    counted = [one for members in units.values() for one in members]
+    steps, first = (
+        np.quantile([getattr(one, name) for one in counted], QUANTILES, weights=shares, method="inverted_cdf")
+        for name in OFF
+    )
+    return tuple(steps.tolist()), tuple(first.tolist())
 
 
 def around_other_loads(points: Sequence[Measured], name: str) -> list[float]:
@@ -296,6 +321,7 @@ def _entry(one: Group) -> list[str]:
     parts = [f"key = {_texts(one.key)}", f"models = {_texts(one.models)}"]
     parts += [f"points = {one.points}", f"loads = {one.loads}", f"error = {one.error:.3f}"]
     parts += [f"{name} = {_numbers(getattr(one, name))}" for name in OFF]
+    parts += [f"elsewhere = [{', '.join(map(_numbers, one.elsewhere))}]"] if one.elsewhere else []
     parts += [f"width = [{one.width[0]:.2f}, {one.width[1]:.2f}]"] if one.width else []
     return [*parts, *(["known_bad = true"] if one.known_bad else [])]
 

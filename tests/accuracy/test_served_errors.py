@@ -12,6 +12,7 @@ from benchmarks.accuracy.served_errors import (
     Held,
     around_other_loads,
     checked,
+    elsewhere,
     evenly,
     groups,
     halves,
@@ -58,6 +59,19 @@ def test_bands_hold_nine_tenths_of_the_half_that_decides_nothing() -> None:
 
 def test_bands_of_other_groups_hold_a_group_like_them() -> None:
     assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
+
+
+def test_elsewhere_a_family_on_a_device_counts_once_and_the_own_family_more() -> None:
+    point = replace(drawn()[0], first_token=0.0)
+
+    def of(family: str, device: str, steps: float, number: int) -> list[Measured]:
+        server = ServerKey("vllm", family, device, "fp8", family, "TP1")
+        return [replace(point, server=server, steps=steps)] * number
+
+    points = of("A", "h100_sxm", 0.0, 900) + of("B", "h100_sxm", 0.5, 6) + of("B", "h200_sxm", 1.0, 6)
+    assert elsewhere(points, ())[0] == (0.0, 0.0, 0.5, 1.0, 1.0)  # a third each
+    # each of B weighs 1/2 · 2/6 beside its third of what is left: 1/6 + 2/9
+    assert elsewhere(points, ("vllm", "B"))[0] == (0.0, 0.5, 0.5, 1.0, 1.0)
 
 
 def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_tables import full_database
 
+from perf.kernel_tables import full_database
 from perf.tabulate.test_grid import POOLS, pool, real
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError

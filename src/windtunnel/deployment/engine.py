@@ -1,9 +1,10 @@
 """Settings of one serving engine, by vLLM's argument names."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from math import isfinite
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy.routing import RankBalancer

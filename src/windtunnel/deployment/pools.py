@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.engine_scheduler import decides_late, named_settings, own_rules
 from windtunnel.deployment.handover import Handover

@@ -7,11 +7,12 @@ the nearer the load is to the capacity: that takes simulations of both ends (``m
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp, isfinite, isinf, log
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.slo import FIRST_TOKEN
 from windtunnel.metrics.ends import End
 from windtunnel.metrics.evidence import ENDS, Doubt, Factors, doubt, server_key, span

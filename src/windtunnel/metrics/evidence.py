@@ -3,13 +3,13 @@
 ``data/served_errors.toml`` holds quantiles of log(measured ÷ simulated) of served points, for groups of servers from
 all of them down to one model on as many GPUs of one device (CHAIN). A server's quantiles are those of its smallest
 group, drawn towards those of the larger ones by how few independent loads of servers it has: w·own + (1 − w)·larger
-with w = n / (n + PRIOR), the shrinkage of a random-effects model. Groups that are known to be wrong (``known_bad``)
-are in no larger one, so that they widen nothing but their own. ``benchmarks.accuracy.served_errors`` derives the file.
+with w = n / (n + PRIOR), the shrinkage of a random-effects model. A server whose family was not measured on its device
+may be off as any of the measured families on devices is: its quantiles are those of their mixture (``elsewhere``).
+Groups that are known to be wrong (``known_bad``) are in no larger one, so that they widen nothing but their own.
+``benchmarks.accuracy.served_errors`` derives the file.
 """
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import exp, isnan
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
+from windtunnel.files import read_toml
 from windtunnel.simulate.overheads import Agreement
 
 ERRORS = Path(__file__).parents[1] / "data" / "served_errors.toml"
@@ -92,6 +94,9 @@ class Group:
     known_bad: bool = False
     key: tuple[str, ...] = ()
     """What its servers have in common: the first of KEYS."""
+    elsewhere: tuple[Logs, Logs] | None = None
+    """Quantiles (steps, first token) for a server of it whose family was not measured on its device; None: of a group
+    that knows families on devices."""
 
     @property
     def words(self) -> str:
@@ -209,6 +214,8 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
             steps, first = drawn(group.steps, steps, weight), drawn(group.first_token, first, weight)
         width = group.width or width
         nearest = group
+    if nearest.elsewhere is not None:
+        steps, first = nearest.elsewhere
     if not nearest.known_bad:
         stretch = 1.0 if isnan(error) else max(error / nearest.error, 1.0)
         steps, first = wider(steps, stretch * width[0]), wider(first, stretch * width[1])
@@ -255,8 +262,8 @@ def other_loads(engine: str) -> Mapping[str, Logs]:
 @cache
 def errors_file() -> dict[str, Any]:
     """What the file of evidence holds."""
-    return tomllib.loads(ERRORS.read_text(encoding="utf-8"))
+    return read_toml(ERRORS)
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

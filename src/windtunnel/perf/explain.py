@@ -1,13 +1,14 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache as remember
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool, stage_pools
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device

@@ -12,12 +12,13 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.versions import version_key
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text

@@ -1,9 +1,10 @@
 """What one scheduler may use, which requests fit into it, and what the settings of every scheduler can answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.drafts import Drafts
 

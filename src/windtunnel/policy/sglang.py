@@ -1,9 +1,10 @@
 """SGLang's scheduler as data (0.4.6.post5 and 0.5.23: managers/scheduler.py, schedule_policy.py, server_args.py)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.settings import Limits, Settings

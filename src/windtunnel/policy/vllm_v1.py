@@ -1,9 +1,10 @@
 """vLLM's v1 scheduler as data: what differs between its versions and settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.encoder import Encoder
