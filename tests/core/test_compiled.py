@@ -7,6 +7,7 @@ import numba
 import pytest
 
 from windtunnel.core import compiled
+from windtunnel.core.compilation import compiler
 
 
 def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> None:
@@ -21,9 +22,9 @@ def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> Non
 def test_garbage_is_collected_during_compilation_and_what_was_there_before_is_left_alone() -> None:
     before = gc.get_threshold()
     seen: list[tuple[int, int]] = []
-    compile_for = compiled._collecting(lambda _: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
+    compile_for = compiler._collecting(lambda _: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
     compile_for(None)
-    assert seen[0][0] > 0 and seen[0][1] == compiled.COLLECTED_EVERY
+    assert seen[0][0] > 0 and seen[0][1] == compiler.COLLECTED_EVERY
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
     gc.freeze()
     try:

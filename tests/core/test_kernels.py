@@ -83,8 +83,9 @@ def test_code_of_a_source_edited_since_it_was_imported_is_not_kept(
 
 KEYS = """
 import os, sys, time
-import numba, numpy as np
+import numpy as np
 from windtunnel import policy
+from windtunnel.core.compilation.direct import spread
 from windtunnel.core.dispatch import SCHEDULERS
 from windtunnel.core.engine import Demand, Fleet, new_state
 from windtunnel.core.kernels import ROOT, imported_by, key_of
@@ -96,16 +97,17 @@ limits = policy.Limits(max_num_seqs=4, max_num_batched_tokens=128, max_model_len
 times = linear(1, 0, 0, 0, max_num_batched_tokens=128, max_num_seqs=4, max_model_len=100)
 one, zero = np.ones(1, dtype=np.int64), np.zeros(1)
 demand = Demand(zero, one, one, zero > 0, zero > 0, -one, zero, 0)
-kinds = {"rebuild": (rebuild, numba.int64)}
+kinds = {"rebuild": (rebuild, "", [])}
 for name, module in SCHEDULERS.items():
     if name == "UserScheduler":  # is made of whatever its user wrote
         continue
     fleet = Fleet((limits,), (getattr(policy, name)(),), (times,), (1,), (1,), (False,))
-    kinds[module] = (loop, numba.typeof(new_state(fleet, demand, zero)))
+    said, classes, _ = spread((new_state(fleet, demand, zero),))
+    kinds[module] = (loop, said, classes)
 
 def keys():
     imported_by.cache_clear()
-    return {name: key_of(entry.py_func, (kind, numba.int64), ("machine",)) for name, (entry, kind) in kinds.items()}
+    return {name: key_of(entry.py_func, *kind, ("machine",)) for name, (entry, *kind) in kinds.items()}
 
 before = keys()
 assert len(set(before.values())) == len(kinds) and keys() == before
