@@ -227,7 +227,8 @@ def intrinsic_of(function: Callable[..., Any], _: dict[str, Any]) -> Any:
 
 def overloaded(function: Callable[..., Any], choose: Callable[..., Any], options: dict[str, Any]) -> None:
     """Let compiled code call a function of Python, by what is chosen for the types of its arguments."""
-    overload(function, jit_options=options | {"pipeline_class": InnerCompiler}, strict=False)(choose)
+    said: Any = options | {"pipeline_class": InnerCompiler}
+    overload(function, jit_options=said, strict=False)(choose)
 
 
 def let_compiled_code_see(kind: type) -> None:
