@@ -1,7 +1,9 @@
-"""Derive ``data/served_errors.toml`` from served points: ``python -m benchmarks.accuracy.served_errors [points.csv]``.
+"""Derive ``data/served_errors.toml`` from served points:
+``python -m benchmarks.accuracy.served_errors [points.csv [separate.jsonl]]``.
 
 ``points.csv`` is what ``windtunnel validate silicon_sample.csv --mode agg --csv points.csv`` writes; without it, the
-points are replayed here. The file goes to standard output, what the check found to standard error.
+points are replayed here. ``separate.jsonl`` are separate workers (``separate_workers``); without it, what the file says
+of them stays. The file goes to standard output, what the check found to standard error.
 
 The file is made of all points that can be read. The check divides the points of each (engine, family, device) into two
 halves, so that each half has every server and every load but no load of a server is in both; one half decides, and the
@@ -22,8 +24,22 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import served_pairs
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
+from benchmarks.accuracy.separate_workers import Medians, medians, replayed
 from windtunnel.errors import InputError
-from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, PRIOR, QUANTILES, Group, Groups, Logs, doubt
+from windtunnel.metrics.evidence import (
+    CHAIN,
+    ENDS,
+    KEYS,
+    MIDDLE,
+    PRIOR,
+    QUANTILES,
+    Group,
+    Groups,
+    Logs,
+    Separate,
+    doubt,
+    errors_file,
+)
 from windtunnel.metrics.pairs import Divergence
 from windtunnel.validation.served_points import read_points
 from windtunnel.validation.served_replay import replay_all, row
@@ -299,7 +315,7 @@ def by_group(found: Iterable[Held]) -> dict[tuple[str, ...], list[Held]]:
     return dict(grouped)
 
 
-def render(points: Sequence[Measured]) -> str:
+def render(points: Sequence[Measured], separate: Medians) -> str:
     """The text of the file."""
     lines = [
         "# How far measured servers are from simulated ones: windtunnel/metrics/evidence.py reads this file.",
@@ -314,7 +330,21 @@ def render(points: Sequence[Measured]) -> str:
     for engine, members in {"all": list(points), **dict(sorted(engines.items()))}.items():
         lines += ["", f"[other_loads.{engine}]"]
         lines += [f"{name} = {_numbers(around_other_loads(members, name))}" for name in OFF]
+    lines += ["", "# separate_workers: middles of log(measured / simulated) of separate prefill and decode workers."]
+    for (engine, prompts), middle in separate.items():
+        lines += [f"[separate_workers.{engine}.{prompts}]", f"points = {middle.points}"]
+        lines += [f"{name} = {getattr(middle, name):.3f}" for name in OFF]
     return "\n".join(lines) + "\n"
+
+
+def known_separate() -> Medians:
+    """What the file says of separate workers."""
+    table = errors_file().get("separate_workers", {})
+    return {
+        (engine, prompts): Separate(**found, engine=engine, prompts=prompts)
+        for engine, lengths in table.items()
+        for prompts, found in lengths.items()
+    }
 
 
 def _entry(one: Group) -> list[str]:
@@ -352,10 +382,11 @@ def main(paths: Sequence[str]) -> int:
                 points = measured(one for one in csv.DictReader(file) if one["mode"] == "agg")
         else:
             points = measured(map(row, replay_all([point for point in read_points() if point.mode == "agg"])))
+        separate = medians(replayed(Path(paths[1]))) if paths[1:] else known_separate()
     except (InputError, OSError) as wrong:
         sys.stderr.write(f"{wrong}\n")
         return 2
-    sys.stdout.write(render(points))
+    sys.stdout.write(render(points, separate))
     sys.stderr.write(f"{report(points)}\n\n{served_pairs.report(points)}\n")
     return 0
 
