@@ -293,12 +293,12 @@ def served_groups() -> Groups:
 
 
 def prompts_of(tokens: float) -> str:
-    """Whether prompts of so many tokens, in the mean, are short or long."""
+    """Whether prompts with this mean of tokens are short or long."""
     return "long" if tokens >= LONG else "short"
 
 
 def separate_workers(engine: str, prompt: float) -> Separate | None:
-    """What is known of an engine's separate workers with prompts of so many tokens; None where none were measured."""
+    """What is known of separate workers of an engine with prompts of this length; None where none were measured."""
     prompts = prompts_of(prompt)
     found = errors_file().get("separate_workers", {}).get(engine, {}).get(prompts)
     return Separate(**found, engine=engine, prompts=prompts) if found else None
