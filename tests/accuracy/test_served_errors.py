@@ -12,16 +12,18 @@ from benchmarks.accuracy.served_errors import (
     Held,
     around_other_loads,
     checked,
+    elsewhere,
     evenly,
     groups,
     halves,
+    known_separate,
     left_out,
     plain_groups,
     render,
     report,
     shifted,
 )
-from windtunnel.metrics.evidence import ServerKey
+from windtunnel.metrics.evidence import Separate, ServerKey, separate_workers
 from windtunnel.validation.served_points import Point
 from windtunnel.validation.served_replay import Result, row
 
@@ -58,6 +60,19 @@ def test_bands_hold_nine_tenths_of_the_half_that_decides_nothing() -> None:
 
 def test_bands_of_other_groups_hold_a_group_like_them() -> None:
     assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
+
+
+def test_elsewhere_a_family_on_a_device_counts_once_and_the_own_family_more() -> None:
+    point = replace(drawn()[0], first_token=0.0)
+
+    def of(family: str, device: str, steps: float, number: int) -> list[Measured]:
+        server = ServerKey("vllm", family, device, "fp8", family, "TP1")
+        return [replace(point, server=server, steps=steps)] * number
+
+    points = of("A", "h100_sxm", 0.0, 900) + of("B", "h100_sxm", 0.5, 6) + of("B", "h200_sxm", 1.0, 6)
+    assert elsewhere(points, ())[0] == (0.0, 0.0, 0.5, 1.0, 1.0)  # a third each
+    # each of B weighs 1/2 · 2/6 beside its third of what is left: 1/6 + 2/9
+    assert elsewhere(points, ("vllm", "B"))[0] == (0.0, 0.5, 0.5, 1.0, 1.0)
 
 
 def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:
@@ -129,8 +144,14 @@ def test_points_are_read_from_what_validate_writes() -> None:
 
 def test_the_file_and_the_report_name_every_group() -> None:
     points = drawn(2, 4)
-    text, said = render(points), report(points)
+    separate = {("sglang", "long"): Separate(-0.05, 0.18, 27, "sglang", "long")}
+    text, said = render(points, separate), report(points)
     for engine in ("sglang", "vllm"):
         assert f'key = ["{engine}", "Family0", "h100_sxm"]' in text
         assert f"| {engine} | Family0 | h100_sxm | 48 |" in said
     assert "[other_loads.vllm]" in text
+    assert text.endswith("[separate_workers.sglang.long]\npoints = 27\nsteps = -0.050\nfirst_token = 0.180\n")
+
+
+def test_what_the_file_says_of_separate_workers_stays() -> None:
+    assert known_separate()["sglang", "short"] == separate_workers("sglang", 1024)

@@ -203,10 +203,10 @@ def run(tmp_path: Path) -> Callable[..., list[str]]:
 def test_an_edit_compiles_anew_what_is_made_of_it(run: Callable[..., list[str]]) -> None:
     every = " ".join(sorted(module for name, module in SCHEDULERS.items() if name != "UserScheduler"))
     wanted = {
-        "core/schedulers/sglang_admission.py": "sglang",
+        "core/schedulers/sglang/admission.py": "sglang.scheduler",
         "core/schedulers/vllm.py": "vllm",
         "core/schedulers/vllm_v0/blocks.py": "vllm_v0.scheduler",
-        "core/schedulers/sglang_tree/radix.py": "sglang",
+        "core/schedulers/sglang/tree/radix.py": "sglang.scheduler",
         "policy/unified.py": "unified",  # whose names of its modes compiled code compares with
         "policy/sglang.py": "",  # settings, which no compiled code reads
         "core/router.py": every,
@@ -221,7 +221,7 @@ def test_stale_code_is_never_used(run: Callable[..., list[str]]) -> None:
     tiny = TINY.format(rule="tiny_rule")
     assert run(RUN, core__tiny=tiny, core__tiny_rule="FACTOR = 2\n") == [*message, "4.0 True"]
     assert run(RUN) == ["4.0 False"], "kept code is called without numba"
-    assert run(RUN, core__schedulers__sglang_tree__radix="\n# edited\n") == ["4.0 False"]
+    assert run(RUN, core__schedulers__sglang__tree__radix="\n# edited\n") == ["4.0 False"]
     assert run(RUN, core__tiny_rule="FACTOR = 3\n") == [*message, "6.0 True"]
 
 

@@ -15,7 +15,7 @@ from windtunnel.hardware import device
 from windtunnel.metrics import Bands, Uncertainty, bands, client_json, summary, summary_json
 from windtunnel.metrics.bands import least_certain
 from windtunnel.metrics.ends import End, end_of
-from windtunnel.metrics.evidence import Doubt, Group
+from windtunnel.metrics.evidence import Doubt, Group, Separate, separate_workers
 from windtunnel.model import load_model
 from windtunnel.simulate.bounds import capacity, with_perfect_kernels
 from windtunnel.simulate.simulate import batch_times, simulate
@@ -370,3 +370,33 @@ def test_the_expected_time_per_token_by_hand() -> None:
         "tpot": {"mean": pytest.approx(0.1 * 2.0**0.5), "p99": pytest.approx(0.2 * 2.0**0.5)},
     }
     assert "expected" not in HAND.to_json()
+
+
+def test_separate_workers_are_expected_where_others_of_their_engine_were() -> None:
+    known = Separate(log(0.9), log(1.6), 33, "sglang", "short")
+    found = replace(HAND, doubt=replace(moved(0.5 * log(1.5)), separate=known))
+    assert found.expected("mean") == pytest.approx(0.09)
+    assert found.expected_first("p99") == pytest.approx(3.2)
+    assert dict(found.words())["expected"] == (
+        "mean TPOT 90 ms, TTFT 1.6e+03 ms: steps ×0.90, as 33 points of separate workers of sglang with short prompts"
+    )
+    assert found.to_json()["expected"]["ttft"] == {"mean": pytest.approx(1.6), "p99": pytest.approx(3.2)}
+    assert replace(found, doubt=replace(found.doubt, calibrated=True)).expected_first("mean") is None
+    assert HAND.expected_first("mean") is None
+
+
+def test_only_a_run_with_separate_workers_asks_for_them() -> None:
+    pool = Pool(load_model("Qwen/Qwen3-0.6B"), device("h100"), Engine(preset="sglang-0.5", max_model_len=9000))
+    sides = tuple(replace(pool, role=role) for role in ("prefill", "decode"))
+    loads = {
+        tokens: Workload.from_columns(arrival=[0.0], prompt_tokens=[tokens], output_tokens=4) for tokens in (100, 8000)
+    }
+    runs = {
+        (len(pools), tokens): simulate(Deployment(pools), load, perf="roofline")
+        for pools in ((pool,), sides)
+        for tokens, load in loads.items()
+    }
+    found = {key: bands(run).doubt.separate for key, run in runs.items()}
+    assert found[1, 100] is None and found[1, 8000] is None
+    assert found[2, 100] == separate_workers("sglang", 100) != found[2, 8000] == separate_workers("sglang", 8000)
+    assert separate_workers("vllm", 100) is None

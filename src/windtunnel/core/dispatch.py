@@ -36,7 +36,7 @@ SCHEDULERS = {
     "VllmV1": "vllm",
     "VllmV0": "vllm_v0.scheduler",
     "Policy": "unified",
-    "Sglang": "sglang",
+    "Sglang": "sglang.scheduler",
     "Trtllm": "trtllm.executor",
     "UserScheduler": "user",
     "WholeBatches": "whole_batches",
@@ -44,8 +44,8 @@ SCHEDULERS = {
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
-OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
-"""The modules of settings that keep no turns, and of those with speculation."""
+OUT_OF_TURN, VLLM_WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
+"""The modules of settings of vLLM that keep no turns, and of those with speculation."""
 
 
 # The schedulers of a run.
@@ -53,14 +53,15 @@ OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
 
 def scheduler_of(policy: Any) -> str:
     """The scheduler that has these settings."""
-    if policy.drafts is not None:
-        return WITH_DRAFTS
-    return SCHEDULERS[type(policy).__name__] if policy.keeps_turns else OUT_OF_TURN
+    name = SCHEDULERS[type(policy).__name__]
+    if policy.drafts is not None and name == "vllm":
+        return VLLM_WITH_DRAFTS
+    return name if policy.keeps_turns else OUT_OF_TURN
 
 
-def kind_of(policy: Any) -> tuple[str, bool, bool]:
+def kind_of(policy: Any) -> tuple[str, bool, bool, bool]:
     """What a loop is compiled for: pools of one kind share what their scheduler keeps."""
-    return scheduler_of(policy), policy.pipeline_parallel_size > 1, policy.prefix_caching
+    return scheduler_of(policy), policy.pipeline_parallel_size > 1, policy.prefix_caching, policy.drafts is not None
 
 
 def kinds_of(policies: tuple[Any, ...]) -> tuple[list[ModuleType], NDArray[np.int64]]:

@@ -208,6 +208,11 @@ class Settings:
         """The settings for a workload that tells of no shared beginnings."""
         return self
 
+    @property
+    def takes_drafts(self) -> bool:
+        """Speculation is simulated step by step."""
+        return False
+
     def with_drafts(self, drafts: Drafts | None) -> Self:
         """The settings with speculation; those of a scheduler that is not simulated with it stay as they are."""
         del drafts

@@ -169,6 +169,11 @@ class VllmV1(Settings):
         plain = self.pipeline_parallel_size == 1 and self.drafts is None and self.encoder is None
         return self.prefix_caching and plain and self.admission_order == "fcfs"
 
+    @property
+    def takes_drafts(self) -> bool:
+        """See Settings."""
+        return True
+
     def with_drafts(self, drafts: Drafts | None) -> Self:
         """See Settings."""
         return replace(self, drafts=drafts)

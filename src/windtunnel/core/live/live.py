@@ -350,7 +350,7 @@ class Live(Service):
         request["output"] -= spared
         request["overruns"] = True
         if lands:
-            from windtunnel.core.schedulers.sglang_memory import BEYOND
+            from windtunnel.core.schedulers.sglang.memory import BEYOND
 
             seats[BEYOND, seat] += spared
             request["ends"] -= spared
