@@ -93,7 +93,8 @@ class Entry(Compiled):
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call it."""
-        if self._left and self._made is None and not named and "numba" not in sys.modules:
+        whole = not named and len(arguments) == self.py_func.__code__.co_argcount
+        if whole and self._left and self._made is None and "numba" not in sys.modules:
             self._left -= 1
             try:
                 said, classes, table = spread(arguments)
@@ -106,7 +107,7 @@ class Entry(Compiled):
                     return code(table)
         made = self.made
         result = made(*arguments, **named)
-        if made._cache.fresh is not None:
+        if made._cache.fresh is not None and whole:
             made._cache.keep_way_in(arguments)
         return result
 
