@@ -33,6 +33,7 @@ from windtunnel.metrics.evidence import (
     MIDDLE,
     PRIOR,
     QUANTILES,
+    Doubt,
     Group,
     Groups,
     Logs,
@@ -53,6 +54,8 @@ LEAST = 30
 """Points of a group whose coverage is reported alone."""
 EVEN = (0.75, 0.99)
 """Share of the points of such a group, left out altogether, that its bands should hold."""
+MANY, FAR = 50, {"steps": 0.12, "first_token": 0.22}
+"""Points of a group whose median error should not be larger than this."""
 ENOUGH = 16
 """Points of a group whose width is adjusted."""
 KEPT = {"steps": (0.84, 0.92), "first_token": (0.9, 0.95)}
@@ -243,9 +246,21 @@ def left_out(points: Sequence[Measured]) -> list[Held]:
     return found
 
 
-def moved(points: Sequence[Measured], known: Groups) -> list[tuple[float, float]]:
-    """log(measured ÷ simulated) of the steps of points that can be read, as simulated and as a table expects them."""
-    return [(one.steps, one.steps - doubt(one.server, one.error, known).shift) for one in readable(points)]
+@dataclass(frozen=True)
+class Moved:
+    """A point that can be read, and what a table moves it by."""
+
+    one: Measured
+    known: Doubt
+
+    def left(self, name: str) -> float:
+        """log(measured ÷ simulated) after it."""
+        return float(getattr(self.one, name) - (self.known.shift if name == "steps" else self.known.first_shift))
+
+
+def moved(points: Sequence[Measured], known: Groups) -> list[Moved]:
+    """Points that can be read, as a table expects them."""
+    return [Moved(one, doubt(one.server, one.error, known)) for one in readable(points)]
 
 
 def shifted(points: Sequence[Measured]) -> str:
@@ -257,11 +272,38 @@ def shifted(points: Sequence[Measured]) -> str:
             halved += moved(rest, plain_groups(half))
     for server, members in by(points, lambda one: one.server).items():
         alone += moved(members, plain_groups([one for one in points if one.server != server]))
-    (before, after), (_, left) = (np.median(np.abs(np.expm1(-np.array(logs))), axis=0) for logs in (halved, alone))
-    return (
-        f"Median error of the tpot of the half that decides nothing: {before:.1%}, in the middle of what the "
-        f"other half knows {after:.1%}, of what all servers but that one know {left:.1%}."
+    (tpot, tpot_after), (ttft, ttft_after) = (
+        (typical(getattr(each.one, name) for each in halved), typical(each.left(name) for each in halved))
+        for name in OFF
     )
+    return (
+        f"Median error of the half that decides nothing: tpot {tpot:.1%}, in the middle of what the other half knows "
+        f"{tpot_after:.1%}, of what all servers but that one know {typical(each.left('steps') for each in alone):.1%}; "
+        f"ttft {ttft:.1%}, {ttft_after:.1%} where the other half has the same server. {beyond(halved)}"
+    )
+
+
+def typical(logs: Iterable[float]) -> float:
+    """Median relative error of times whose logs are off by these."""
+    return float(np.median(np.abs(np.expm1(-np.array(list(logs))))))
+
+
+def beyond(halved: Sequence[Moved]) -> str:
+    """How many groups of MANY points are further off than FAR, in words."""
+    large = [
+        members
+        for members in by(halved, lambda each: each.one.server[:GROUP]).values()
+        if len({id(each.one) for each in members}) >= MANY
+    ]
+    before, after = (
+        sum(
+            any(typical(off(each, name) for each in members) > limit for name, limit in FAR.items())
+            for members in large
+        )
+        for off in (lambda each, name: getattr(each.one, name), Moved.left)
+    )
+    limits = " or ".join(f"{limit:.0%} ({name})" for name, limit in zip(("tpot", "ttft"), FAR.values(), strict=True))
+    return f"Of {len(large)} groups of {MANY} points {before} are beyond {limits}, {after} so moved."
 
 
 def shares(found: Sequence[Held]) -> str:

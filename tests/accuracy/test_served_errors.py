@@ -76,10 +76,12 @@ def test_elsewhere_a_family_on_a_device_counts_once_and_the_own_family_more() ->
 
 
 def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:
-    slow = [replace(one, steps=one.steps + 0.3) for one in drawn()]
+    slow = [replace(one, steps=one.steps + 0.2, first_token=one.first_token + 0.4) for one in drawn()]
     words = re.findall(r"[\d.]+(?=%)", shifted(slow))
-    before, halved, alone = map(float, words)
-    assert before == pytest.approx(25, abs=2) and halved < 8 and alone < 8
+    before, halved, alone, first, first_halved = map(float, words[:5])
+    assert before == pytest.approx(18, abs=2) and halved < 8 and alone < 8
+    assert first == pytest.approx(39, abs=3) and first_halved < 18
+    assert shifted(slow).endswith("Of 6 groups of 50 points 6 are beyond 12% (tpot) or 22% (ttft), 0 so moved.")
 
 
 def test_groups_of_30_points_are_even_from_75_to_99_per_cent() -> None:

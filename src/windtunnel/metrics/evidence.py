@@ -162,9 +162,13 @@ class Doubt:
 
     @property
     def first_shift(self) -> float:
-        """The same of the time to first token, where it was shown to help: of separate workers
-        (``benchmarks.accuracy.separate_workers``)."""
-        return self.separate.first_token if self.separate is not None and not self.calibrated else 0.0
+        """The same of the time to first token, where this model was measured in this layout: of other servers it made
+        first tokens worse (``benchmarks.accuracy.served_errors``). Separate workers have their own."""
+        if self.calibrated:
+            return 0.0
+        if self.separate is not None:
+            return self.separate.first_token
+        return self.first_token[MIDDLE] if len(self.nearest.key) == len(KEYS) else 0.0
 
     @property
     def shifted_as(self) -> str:
