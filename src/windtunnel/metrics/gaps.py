@@ -182,7 +182,7 @@ def _rows_joined(steps: Steps, rows: DecodeRows, lane: Integers, time: Floats) -
     first, counts = steps.grouped.first, steps.run.iterations.steps[rows.row]
     at, later = np.full(len(lane), -1, dtype=np.int64), np.ones(len(lane), dtype=np.bool_)
     order = np.argsort(lane, kind="stable")
-    numbers = np.unique(rows.lane)
+    numbers = rows.lane[np.flatnonzero(np.diff(rows.lane, prepend=-1))]
     bounds = [np.searchsorted(rows.lane, numbers, side=side) for side in ("left", "right")]
     joins = [np.searchsorted(lane[order], numbers, side=side) for side in ("left", "right")]
     for low, high, begin, until in zip(*bounds, *joins, strict=True):
@@ -272,7 +272,8 @@ def _joins(steps: Steps) -> tuple[Integers, Floats]:
     stalled = np.zeros(len(requests.id), dtype=np.bool_)
     stalled[stalls.request] = True
     some = np.flatnonzero(stalled[who])
-    decodes[some] &= ~np.isin(who[some] + 1j * time[some], stalls.request + 1j * stalls.last_token)
+    if len(some):
+        decodes[some] &= ~np.isin(who[some] + 1j * time[some], stalls.request + 1j * stalls.last_token)
     return lanes_at(steps, who[decodes], time[decodes]), time[decodes]
 
 
