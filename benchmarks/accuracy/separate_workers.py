@@ -32,6 +32,7 @@ class Row:
     """One measured deployment with separate workers."""
 
     engine: str
+    family: str
     prompts: str
     layout: str
     steps: float
@@ -50,7 +51,8 @@ def rows_of(results: Iterable[Result]) -> list[Row]:
         sides = [f"{side.workers}x{side.tp}/{side.ep}/{side.ranks}" for side in (point.prefill, point.decode)]
         layout = "/".join((point.backend, point.system, point.model_path, point.precision, *sides))
         steps, first = (float(np.log(getattr(point, name) / getattr(one, name))) for name in ("tpot", "ttft"))
-        found.append(Row(point.backend, prompts_of(point.isl), layout, steps, first))
+        family = one.server.family if one.server else ""
+        found.append(Row(point.backend, family, prompts_of(point.isl), layout, steps, first))
     return found
 
 
@@ -62,7 +64,8 @@ def medians(rows: Iterable[Row]) -> Medians:
     found = {}
     for (engine, prompts), members in sorted(groups.items()):
         steps, first = (float(np.median([getattr(one, name) for one in members])) for name in ("steps", "first_token"))
-        found[engine, prompts] = Separate(steps, first, len(members), engine, prompts)
+        families = tuple(sorted({one.family for one in members}))
+        found[engine, prompts] = Separate(steps, first, len(members), engine, prompts, families)
     return found
 
 

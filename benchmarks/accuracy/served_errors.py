@@ -374,7 +374,8 @@ def render(points: Sequence[Measured], separate: Medians) -> str:
         lines += [f"{name} = {_numbers(around_other_loads(members, name))}" for name in OFF]
     lines += ["", "# separate_workers: middles of log(measured / simulated) of separate prefill and decode workers."]
     for (engine, prompts), middle in separate.items():
-        lines += [f"[separate_workers.{engine}.{prompts}]", f"points = {middle.points}"]
+        lines += [f"[separate_workers.{engine}.{prompts}]", f"families = {_texts(middle.families)}"]
+        lines += [f"points = {middle.points}"]
         lines += [f"{name} = {getattr(middle, name):.3f}" for name in OFF]
     return "\n".join(lines) + "\n"
 
@@ -383,7 +384,7 @@ def known_separate() -> Medians:
     """What the file says of separate workers."""
     table = errors_file().get("separate_workers", {})
     return {
-        (engine, prompts): Separate(**found, engine=engine, prompts=prompts)
+        (engine, prompts): Separate(**found | {"families": tuple(found["families"])}, engine=engine, prompts=prompts)
         for engine, lengths in table.items()
         for prompts, found in lengths.items()
     }

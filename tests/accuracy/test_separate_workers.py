@@ -27,17 +27,17 @@ def test_a_measurement_that_is_certain_counts_once() -> None:
 
 
 def test_a_layout_is_moved_by_other_layouts_alone() -> None:
-    usual = [Row("sglang", "short", f"{i}", log(0.9), log(1.6)) for i in range(20) for _ in range(2)]
-    odd = [Row("sglang", "short", "odd", log(0.9), log(9.0))] * 3
-    alone = [Row("trtllm", "long", "one", 1.0, 1.0)]
+    usual = [Row("sglang", "F", "short", f"{i}", log(0.9), log(1.6)) for i in range(20) for _ in range(2)]
+    odd = [Row("sglang", "F", "short", "odd", log(0.9), log(9.0))] * 3
+    alone = [Row("trtllm", "F", "long", "one", 1.0, 1.0)]
     found = left_out(usual + odd + alone)
     assert set(found["steps"]) == {0.0}
     assert set(map(exp, found["first_token"])) == {1.0, exp(log(9.0) - log(1.6))}
-    assert medians(usual + alone)["sglang", "short"] == Separate(log(0.9), log(1.6), 40, "sglang", "short")
+    assert medians(usual + alone)["sglang", "short"] == Separate(log(0.9), log(1.6), 40, "sglang", "short", ("F",))
 
 
 def test_the_report_has_errors_before_and_after() -> None:
-    rows = [Row("sglang", "short", f"{i}", log(0.8), log(2.0)) for i in range(20)]
+    rows = [Row("sglang", "F", "short", f"{i}", log(0.8), log(2.0)) for i in range(20)]
     assert error([log(2.0)]) == 0.5
     said = report(rows)
     assert said.startswith("20 measurements: TTFT 50.0%, TPOT 25.0%; moved by those of other layouts TTFT 0.0%, ")

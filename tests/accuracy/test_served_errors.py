@@ -146,14 +146,17 @@ def test_points_are_read_from_what_validate_writes() -> None:
 
 def test_the_file_and_the_report_name_every_group() -> None:
     points = drawn(2, 4)
-    separate = {("sglang", "long"): Separate(-0.05, 0.18, 27, "sglang", "long")}
+    separate = {("sglang", "long"): Separate(-0.05, 0.18, 27, "sglang", "long", ("F",))}
     text, said = render(points, separate), report(points)
     for engine in ("sglang", "vllm"):
         assert f'key = ["{engine}", "Family0", "h100_sxm"]' in text
         assert f"| {engine} | Family0 | h100_sxm | 48 |" in said
     assert "[other_loads.vllm]" in text
-    assert text.endswith("[separate_workers.sglang.long]\npoints = 27\nsteps = -0.050\nfirst_token = 0.180\n")
+    assert text.endswith(
+        '[separate_workers.sglang.long]\nfamilies = ["F"]\npoints = 27\nsteps = -0.050\nfirst_token = 0.180\n'
+    )
 
 
 def test_what_the_file_says_of_separate_workers_stays() -> None:
-    assert known_separate()["sglang", "short"] == separate_workers("sglang", 1024)
+    server = ServerKey("sglang", "DeepseekV3ForCausalLM", "gb200", "fp8", "m", "TP8")
+    assert known_separate()["sglang", "short"] == separate_workers(server, 1024)

@@ -260,7 +260,7 @@ def bands(
     if run.manifest["pools"][0]["role"] != "mixed":
         server = server_key(run.manifest["pools"][-1])
         prompt = float(np.mean(run.requests.prompt_tokens)) if len(run.requests.prompt_tokens) else 0.0
-        doubts = replace(doubts, separate=separate_workers(server.engine, prompt))
+        doubts = replace(doubts, separate=separate_workers(server, prompt))
     rate = run.manifest["workload"]["request_rate"]
     return Bands(doubts, found, said or client_json(run), perfect, rate, capacity)
 

@@ -127,6 +127,8 @@ class Separate(NamedTuple):
     engine: str
     prompts: str
     """``short`` or ``long``."""
+    families: tuple[str, ...]
+    """Whose models were measured: nothing is known of others."""
 
     @property
     def words(self) -> str:
@@ -301,11 +303,14 @@ def prompts_of(tokens: float) -> str:
     return "long" if tokens >= LONG else "short"
 
 
-def separate_workers(engine: str, prompt: float) -> Separate | None:
-    """What is known of separate workers of an engine with prompts of this length; None where none were measured."""
+def separate_workers(server: ServerKey, prompt: float) -> Separate | None:
+    """What is known of separate workers like a server's with prompts of this length; None where its family was not
+    measured in separate workers of its engine."""
     prompts = prompts_of(prompt)
-    found = errors_file().get("separate_workers", {}).get(engine, {}).get(prompts)
-    return Separate(**found, engine=engine, prompts=prompts) if found else None
+    found = errors_file().get("separate_workers", {}).get(server.engine, {}).get(prompts)
+    if not found or server.family not in found["families"]:
+        return None
+    return Separate(**{name: _frozen(value) for name, value in found.items()}, engine=server.engine, prompts=prompts)
 
 
 def other_loads(engine: str) -> Mapping[str, Logs]:
