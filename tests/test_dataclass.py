@@ -21,7 +21,7 @@ class Kept:
     b: tuple[int, ...] = ()
 
 
-def family(make: Callable[..., Any]) -> tuple[type, type, type]:
+def family(make: Callable[..., Any]) -> tuple[type, ...]:
     """A class, one with more fields, and one without equality."""
 
     class Named(ABC):
@@ -50,19 +50,47 @@ def family(make: Callable[..., Any]) -> tuple[type, type, type]:
     class Third:
         a: int = 1
 
-    return First, Second, Third
+    @make(unsafe_hash=False)
+    class Fourth:
+        a: int = 1
+        b: int = field(default=2, compare=False)
+        c: int = field(default=3, repr=False)
+
+    @make(frozen=True, repr=False)
+    class Fifth:
+        a: int
+        b: int = field(default=2, hash=False)
+
+        def __hash__(self) -> int:
+            return 7
+
+    return First, Second, Third, Fourth, Fifth
 
 
 def test_equal_to_pythons() -> None:
     for ours, pythons in zip(family(dataclass), family(dataclasses.dataclass), strict=True):
         assert inspect.signature(ours) == inspect.signature(pythons)
         found, expected = ours(a=3), pythons(a=3)
-        assert repr(found) == repr(expected)
+        if pythons.__dataclass_params__.repr:  # type: ignore[attr-defined]
+            assert repr(found) == repr(expected)
         assert dataclasses.asdict(found) == dataclasses.asdict(expected)
         assert [each.name for each in dataclasses.fields(ours)] == [each.name for each in dataclasses.fields(pythons)]
         assert getattr(ours, "__match_args__", None) == getattr(pythons, "__match_args__", None)
         assert (ours(a=3) == found) == (pythons(a=3) == expected)
         assert set(vars(ours)) == set(vars(pythons))
+        assert (ours.__hash__ is None) == (pythons.__hash__ is None)
+        assert str(ours.__dataclass_params__) == str(pythons.__dataclass_params__)  # type: ignore[attr-defined]
+        assert (found == 3, found == ours(a=4)) == (expected == 3, expected == pythons(a=4))
+
+
+def test_prints_itself_within_itself() -> None:
+    @dataclass
+    class Ring:
+        a: object = None
+
+    ring = Ring()
+    ring.a = ring
+    assert repr(ring).endswith("Ring(a=...)")
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -93,3 +121,4 @@ def test_looking_at_an_object_that_was_not_made_by_its_class(looked_at: Callable
 def test_pickled_and_hashed() -> None:
     assert pickle.loads(pickle.dumps(Kept(1, (2,)))) == Kept(1, (2,))
     assert len({Kept(1), Kept(1), Kept(2)}) == 2
+    assert [hash(each(a=1)) for each in family(dataclass)[3:][1:]] == [7]
