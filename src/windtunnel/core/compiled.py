@@ -25,9 +25,10 @@ from numba.core.cgutils import normalize_ir_text
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
-from numba.core.typed_passes import AnnotateTypes
+from numba.core.typed_passes import AnnotateTypes, BaseNativeLowering, NativeLowering
 
 from windtunnel.core.kernels import KeptCode, give_back_memory
+from windtunnel.core.whole_tuples import LowerWhole, text_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,14 +40,18 @@ class _NoMachine:
         """The environment is that of the entry."""
 
 
-class Unoptimised(JITCodeLibrary):
+class Translated(JITCodeLibrary):
+    """Code as it was translated: to optimise functions before they are linked takes longer than it saves."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """As numba does, but unverified and unoptimised."""
+        self._final_module.link_in(parse_assembly(normalize_ir_text(text_of(ir_module))))
+
+
+class Unoptimised(Translated):
     """The code of one function, which only an entry links, with that of all functions that it calls."""
 
     codegen = _NoMachine()
-
-    def add_ir_module(self, ir_module: Any) -> None:
-        """As numba does, but unverified: the entry is."""
-        self.add_llvm_module(parse_assembly(normalize_ir_text(str(ir_module))))
 
     def finalize(self) -> None:
         """Nothing is linked here: what is left is kept as a string of bits, a tenth of the module."""
@@ -68,7 +73,7 @@ class Unoptimised(JITCodeLibrary):
         return 0
 
 
-class Linked(JITCodeLibrary):
+class Linked(Translated):
     """The code of an entry."""
 
     def finalize(self) -> None:
@@ -136,6 +141,14 @@ class UseLinked(UseLibrary):
     _name, kind = "use_linked", Linked
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class UseLowerWhole(BaseNativeLowering):
+    """Of both: their way from numba's language to LLVM's."""
+
+    _name: Any = "lower_whole"
+    lowering_class = LowerWhole
+
+
 NEEDLESS = {
     "annotate_types",
     "dump_parfor_diagnostics",
@@ -154,7 +167,7 @@ They look for it in every function, and after each the variables' lives are coun
 
 
 class InnerCompiler(CompilerBase):
-    """numba's own passes but the needless ones, and that one."""
+    """numba's own passes but the needless ones, and those two."""
 
     library: type[UseLibrary] = UseUnoptimised
 
@@ -163,7 +176,8 @@ class InnerCompiler(CompilerBase):
         every = DefaultPassBuilder.define_nopython_pipeline(self.state)
         every.add_pass_after(self.library, AnnotateTypes)
         manager = PassManager(every.pipeline_name)
-        manager.passes = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
+        chosen = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
+        manager.passes = [(UseLowerWhole if each is NativeLowering else each, says) for each, says in chosen]
         manager.finalize()
         return [manager]
 
@@ -220,7 +234,8 @@ def _widened(kind: Any) -> Any:
 
 def entry(function: Function) -> Function:
     """Compile what Python calls, and keep the machine code of it and all that it calls on disk."""
-    made: Any = numba.njit(**OPTIONS, pipeline_class=EntryCompiler)(function)
+    options = OPTIONS | {"no_cfunc_wrapper": True, "pipeline_class": EntryCompiler}
+    made: Any = numba.njit(**options)(function)
     if made is function:  # NUMBA_DISABLE_JIT
         return function
     made._cache = KeptCode(function)
