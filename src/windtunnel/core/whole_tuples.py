@@ -9,8 +9,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.datamodel.registry import default_manager
 from numba.core.datamodel.models import TupleModel
+from numba.core.datamodel.registry import default_manager
 from numba.core.lowering import Lower
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -55,7 +55,7 @@ default_manager.register(types.NamedTuple, _model_of)
 
 
 class LowerWhole(Lower):
-    """numba's way from its own language to LLVM's, where no references are counted: then nothing needs to be done when a
+    """numba's way from its language to LLVM's, where no references are counted: then nothing needs to be done when a
     variable is written again or ends, and an argument needs no second place."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
