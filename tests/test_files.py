@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.files import cache_folder, parse_json, parse_yaml, require_writable, typed, write_whole
+from windtunnel.files import cache_folder, parse_json, parse_yaml, read_toml, require_writable, typed, write_whole
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -129,3 +129,20 @@ def test_a_file_goes_into_a_folder_that_is_there_and_over_none_of_somebody_else(
             continue
         with pytest.raises(InputError, match="windtunnel did not write it: choose another name"):
             require_writable("save_result", measured, ours=True)
+
+
+def test_a_table_is_parsed_when_it_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    table, kept = tmp_path / "some.toml", tmp_path / "cache" / "parsed" / "some.json"
+    for text, found in (("a = 0.1\nb = [inf, 1]", {"a": 0.1, "b": [float("inf"), 1]}), ("c = 'x'", {"c": "x"})):
+        table.write_text(text)
+        assert read_toml(table) == found
+        assert read_toml(table) == found
+        kept.write_text(kept.read_text()[:-3])
+        assert read_toml(table) == found
+    kept.write_text("[]")
+    table.write_text("day = 2026-01-01")
+    assert read_toml(table)["day"].year == 2026
+    table.write_text("= 1")
+    with pytest.raises(ValueError, match="Invalid"):
+        read_toml(table)

@@ -15,7 +15,7 @@ Imports only point to lower numbers (`tests/test_layers.py`, which this drawing 
 
 """
 LAYERS = (
-    ("errors", "files", "hardware", "version"),
+    ("dataclass", "errors", "files", "hardware", "version"),
     ("model", "workload", "policy"),
     ("deployment",),
     ("launch", "perf"),

@@ -19,6 +19,7 @@ larger share of them than ODD unreadable."""
 OFF = {"steps": log(1.3), "first_token": log(1.75)}
 SPREAD = {"steps": log(2.5), "first_token": log(6.0)}
 
+One = TypeVar("One")
 Value = TypeVar("Value")
 
 
@@ -74,9 +75,9 @@ def _measured(one: Mapping[str, Any]) -> Measured:
     )
 
 
-def by(points: Iterable[Measured], key: Callable[[Measured], Value]) -> dict[Value, list[Measured]]:
+def by(points: Iterable[One], key: Callable[[One], Value]) -> dict[Value, list[One]]:
     """Points by a key."""
-    found: dict[Value, list[Measured]] = defaultdict(list)
+    found: dict[Value, list[One]] = defaultdict(list)
     for one in points:
         found[key(one)].append(one)
     return dict(found)

@@ -1,7 +1,9 @@
-"""Derive ``data/served_errors.toml`` from served points: ``python -m benchmarks.accuracy.served_errors [points.csv]``.
+"""Derive ``data/served_errors.toml`` from served points:
+``python -m benchmarks.accuracy.served_errors [points.csv [separate.jsonl]]``.
 
 ``points.csv`` is what ``windtunnel validate silicon_sample.csv --mode agg --csv points.csv`` writes; without it, the
-points are replayed here. The file goes to standard output, what the check found to standard error.
+points are replayed here. ``separate.jsonl`` are separate workers (``separate_workers``); without it, what the file says
+of them stays. The file goes to standard output, what the check found to standard error.
 
 The file is made of all points that can be read. The check divides the points of each (engine, family, device) into two
 halves, so that each half has every server and every load but no load of a server is in both; one half decides, and the
@@ -22,8 +24,23 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import served_pairs
 from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
+from benchmarks.accuracy.separate_workers import Medians, medians, replayed
 from windtunnel.errors import InputError
-from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
+from windtunnel.metrics.evidence import (
+    CHAIN,
+    ENDS,
+    KEYS,
+    MIDDLE,
+    PRIOR,
+    QUANTILES,
+    Doubt,
+    Group,
+    Groups,
+    Logs,
+    Separate,
+    doubt,
+    errors_file,
+)
 from windtunnel.metrics.pairs import Divergence
 from windtunnel.validation.served_points import read_points
 from windtunnel.validation.served_replay import replay_all, row
@@ -37,6 +54,8 @@ LEAST = 30
 """Points of a group whose coverage is reported alone."""
 EVEN = (0.75, 0.99)
 """Share of the points of such a group, left out altogether, that its bands should hold."""
+MANY, FAR = 50, {"steps": 0.12, "first_token": 0.22}
+"""Points of a group whose median error should not be larger than this."""
 ENOUGH = 16
 """Points of a group whose width is adjusted."""
 KEPT = {"steps": (0.84, 0.92), "first_token": (0.9, 0.95)}
@@ -131,7 +150,32 @@ def plain_groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
             larger = next((found[key[:n]] for n in range(length - 1, -1, -1) if key[:n] in found), None)
             if larger is None or larger.points > len(members) or length == GROUP:
                 found[key] = group(members, key)
+                if length < GROUP:
+                    found[key] = replace(found[key], elsewhere=elsewhere(good, key))
     return found | {key: replace(group(readable(members), key), known_bad=True) for key, members in sorted(bad.items())}
+
+
+def elsewhere(points: Sequence[Measured], key: tuple[str, ...]) -> tuple[Logs, Logs]:
+    """Quantiles (steps, first token) of a server with this key whose family was not measured on its device.
+
+    The measured families on devices are exchangeable: each counts once, however many points it has. Those of the same
+    family weigh n / (n + PRIOR) together, those of the same engine as much of the rest, all of them what is left.
+    """
+    units = by(points, lambda one: one.server[:GROUP])
+    weights, left = dict.fromkeys(units, 0.0), 1.0
+    for length in range(len(key), -1, -1):
+        alike = [unit for unit in units if unit[:length] == key[:length]]
+        share = left * len(alike) / (len(alike) + PRIOR) if length else left
+        for unit in alike:
+            weights[unit] += share / len(alike)
+        left -= share
+    shares = [weights[unit] / len(members) for unit, members in units.items() for _ in members]
+    counted = [one for members in units.values() for one in members]
+    steps, first = (
+        np.quantile([getattr(one, name) for one in counted], QUANTILES, weights=shares, method="inverted_cdf")
+        for name in OFF
+    )
+    return tuple(steps.tolist()), tuple(first.tolist())
 
 
 def around_other_loads(points: Sequence[Measured], name: str) -> list[float]:
@@ -202,9 +246,21 @@ def left_out(points: Sequence[Measured]) -> list[Held]:
     return found
 
 
-def moved(points: Sequence[Measured], known: Groups) -> list[tuple[float, float]]:
-    """log(measured ÷ simulated) of the steps of points that can be read, as simulated and as a table expects them."""
-    return [(one.steps, one.steps - doubt(one.server, one.error, known).shift) for one in readable(points)]
+@dataclass(frozen=True)
+class Moved:
+    """A point that can be read, and what a table moves it by."""
+
+    one: Measured
+    known: Doubt
+
+    def left(self, name: str) -> float:
+        """log(measured ÷ simulated) after it."""
+        return float(getattr(self.one, name) - (self.known.shift if name == "steps" else self.known.first_shift))
+
+
+def moved(points: Sequence[Measured], known: Groups) -> list[Moved]:
+    """Points that can be read, as a table expects them."""
+    return [Moved(one, doubt(one.server, one.error, known)) for one in readable(points)]
 
 
 def shifted(points: Sequence[Measured]) -> str:
@@ -216,11 +272,38 @@ def shifted(points: Sequence[Measured]) -> str:
             halved += moved(rest, plain_groups(half))
     for server, members in by(points, lambda one: one.server).items():
         alone += moved(members, plain_groups([one for one in points if one.server != server]))
-    (before, after), (_, left) = (np.median(np.abs(np.expm1(-np.array(logs))), axis=0) for logs in (halved, alone))
-    return (
-        f"Median error of the tpot of the half that decides nothing: {before:.1%}, in the middle of what the "
-        f"other half knows {after:.1%}, of what all servers but that one know {left:.1%}."
+    (tpot, tpot_after), (ttft, ttft_after) = (
+        (typical(getattr(each.one, name) for each in halved), typical(each.left(name) for each in halved))
+        for name in OFF
     )
+    return (
+        f"Median error of the half that decides nothing: tpot {tpot:.1%}, in the middle of what the other half knows "
+        f"{tpot_after:.1%}, of what all servers but that one know {typical(each.left('steps') for each in alone):.1%}; "
+        f"ttft {ttft:.1%}, {ttft_after:.1%} where the other half has the same server. {beyond(halved)}"
+    )
+
+
+def typical(logs: Iterable[float]) -> float:
+    """Median relative error of times whose logs are off by these."""
+    return float(np.median(np.abs(np.expm1(-np.array(list(logs))))))
+
+
+def beyond(halved: Sequence[Moved]) -> str:
+    """How many groups of MANY points are further off than FAR, in words."""
+    large = [
+        members
+        for members in by(halved, lambda each: each.one.server[:GROUP]).values()
+        if len({id(each.one) for each in members}) >= MANY
+    ]
+    before, after = (
+        sum(
+            any(typical(off(each, name) for each in members) > limit for name, limit in FAR.items())
+            for members in large
+        )
+        for off in (lambda each, name: getattr(each.one, name), Moved.left)
+    )
+    limits = " or ".join(f"{limit:.0%} ({name})" for name, limit in zip(("tpot", "ttft"), FAR.values(), strict=True))
+    return f"Of {len(large)} groups of {MANY} points {before} are beyond {limits}, {after} so moved."
 
 
 def shares(found: Sequence[Held]) -> str:
@@ -274,7 +357,7 @@ def by_group(found: Iterable[Held]) -> dict[tuple[str, ...], list[Held]]:
     return dict(grouped)
 
 
-def render(points: Sequence[Measured]) -> str:
+def render(points: Sequence[Measured], separate: Medians) -> str:
     """The text of the file."""
     lines = [
         "# How far measured servers are from simulated ones: windtunnel/metrics/evidence.py reads this file.",
@@ -289,13 +372,29 @@ def render(points: Sequence[Measured]) -> str:
     for engine, members in {"all": list(points), **dict(sorted(engines.items()))}.items():
         lines += ["", f"[other_loads.{engine}]"]
         lines += [f"{name} = {_numbers(around_other_loads(members, name))}" for name in OFF]
+    lines += ["", "# separate_workers: middles of log(measured / simulated) of separate prefill and decode workers."]
+    for (engine, prompts), middle in separate.items():
+        lines += [f"[separate_workers.{engine}.{prompts}]", f"families = {_texts(middle.families)}"]
+        lines += [f"points = {middle.points}"]
+        lines += [f"{name} = {getattr(middle, name):.3f}" for name in OFF]
     return "\n".join(lines) + "\n"
+
+
+def known_separate() -> Medians:
+    """What the file says of separate workers."""
+    table = errors_file().get("separate_workers", {})
+    return {
+        (engine, prompts): Separate(**found | {"families": tuple(found["families"])}, engine=engine, prompts=prompts)
+        for engine, lengths in table.items()
+        for prompts, found in lengths.items()
+    }
 
 
 def _entry(one: Group) -> list[str]:
     parts = [f"key = {_texts(one.key)}", f"models = {_texts(one.models)}"]
     parts += [f"points = {one.points}", f"loads = {one.loads}", f"error = {one.error:.3f}"]
     parts += [f"{name} = {_numbers(getattr(one, name))}" for name in OFF]
+    parts += [f"elsewhere = [{', '.join(map(_numbers, one.elsewhere))}]"] if one.elsewhere else []
     parts += [f"width = [{one.width[0]:.2f}, {one.width[1]:.2f}]"] if one.width else []
     return [*parts, *(["known_bad = true"] if one.known_bad else [])]
 
@@ -326,10 +425,11 @@ def main(paths: Sequence[str]) -> int:
                 points = measured(one for one in csv.DictReader(file) if one["mode"] == "agg")
         else:
             points = measured(map(row, replay_all([point for point in read_points() if point.mode == "agg"])))
+        separate = medians(replayed(Path(paths[1]))) if paths[1:] else known_separate()
     except (InputError, OSError) as wrong:
         sys.stderr.write(f"{wrong}\n")
         return 2
-    sys.stdout.write(render(points))
+    sys.stdout.write(render(points, separate))
     sys.stderr.write(f"{report(points)}\n\n{served_pairs.report(points)}\n")
     return 0
 

@@ -61,6 +61,20 @@ class Plain(SimpleNamespace):
             raise AttributeError(name)
 
 
+class NoDrafts:
+    """In place of what a drafter keeps of a batch."""
+
+    def filter_batch(self, **_: Any) -> None:
+        """Some requests leave."""
+
+    def merge_batch(self, _: Any) -> None:
+        """Others come."""
+
+
+ALGORITHMS = {"eagle": "EAGLE", "draft_model": "STANDALONE"}
+"""Method of a recording's ``spec`` → SGLang's word."""
+
+
 # The scheduler.
 
 
@@ -88,6 +102,9 @@ def publish(config: Json, slots: int) -> None:
     given = {name: config.get(name, default) for name, default in names.items()}
     given |= {"max_running_requests": slots, "pp_max_micro_batch_size": slots, "device": "cpu"}
     given["attention_backend"] = "torch_native"
+    if spec := config.get("spec"):
+        given |= {"speculative_num_steps": spec["k"], "speculative_eagle_topk": 1}
+        given |= {"speculative_algorithm": ALGORITHMS[spec["method"]], "speculative_num_draft_tokens": spec["k"] + 1}
     given = {name: value for name, value in given.items() if value is not None}
     context.get_context().override_server_args(**given).install()
     ranks = dict.fromkeys(("tp_rank", "attn_tp_rank", "pp_rank", "attn_dp_rank", "attn_cp_rank"), 0)
@@ -101,8 +118,9 @@ def add_memory(s: Any, config: Json, slots: int, longest: int) -> None:
     torch = importlib.import_module("torch")
     page, chunk = config.get("page_size", 1), config.get("chunked_prefill_size", 512)
     total = config.get("max_total_tokens", 4096) // page * page
+    ahead = 2 * (config["spec"]["k"] + 1) + 2 * page if config.get("spec") else 0
     s.page_size = page
-    s.req_to_token_pool = engine("mem_cache.memory_pool").ReqToTokenPool(slots, longest + 8, "cpu", False)
+    s.req_to_token_pool = engine("mem_cache.memory_pool").ReqToTokenPool(slots, longest + 8 + ahead, "cpu", False)
     if page == 1:
         plain = engine("mem_cache.allocator.token").TokenToKVPoolAllocator
         s.token_to_kv_pool_allocator = plain(total, torch.float16, "cpu", Nothing(), False)
@@ -119,6 +137,7 @@ def add_memory(s: Any, config: Json, slots: int, longest: int) -> None:
             eviction_policy=config.get("radix_eviction_policy", "lru"),
             tree_components=(engine("mem_cache.unified_cache.component_type").ComponentType.FULL,),
             chunked_prefill_size=chunk if chunk > 0 else None,
+            is_eagle=bool(config.get("spec")) and config["spec"]["method"] == "eagle",
         )
     )
 
@@ -189,10 +208,11 @@ def usage(s: Any) -> Any:
     return SimpleNamespace(get_max_pool_usage=lambda: (pool.size - free) / pool.size)
 
 
-def add_absent(s: Any) -> None:
+def add_absent(s: Any, config: Json) -> None:
     """What is never used, and what does nothing."""
     modes = engine("disaggregation.utils").DisaggregationMode
-    s.spec_algorithm = engine("speculative.spec_info").SpeculativeAlgorithm.NONE
+    algorithms = engine("speculative.spec_info").SpeculativeAlgorithm
+    s.spec_algorithm = algorithms.from_string(ALGORITHMS[config["spec"]["method"]] if config.get("spec") else None)
     s.disaggregation_mode, s.is_generation, s.device = modes.NULL, True, "cpu"
     for name in (
         "hierarchical_cache",
@@ -206,6 +226,7 @@ def add_absent(s: Any) -> None:
     s.is_hybrid_swa = False
     s.dllm_config = s.dynamic_chunk_sizer = s.truncation_align_size = s.hisparse_coordinator = None
     s.chunked_req = s._pending_chunked_abort_req = s.decode_offload_manager = s.scheduler_stage_metrics = None
+    s.drafts, s.ahead = config.get("spec"), {}
     s.forward_ct = s.processed_tokens_counter = 0
     s.waiting_queue, s.last_batch, s.result_queue = [], None, deque()
     s.running_batch = engine("managers.schedule_batch").ScheduleBatch(reqs=[], batch_is_full=False)
@@ -214,7 +235,7 @@ def add_absent(s: Any) -> None:
     vars(s.beam_coordinator).update(pending_member_rows=lambda _: 0, commit_decode=lambda _: set())
     vars(s.metrics_reporter).update(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
     s.dp_attn_adapter = SimpleNamespace(
-        maybe_prepare_mlp_sync_batch=lambda batch, **_: together(s, batch),
+        maybe_prepare_mlp_sync_batch=lambda batch, need_sync=True: together(s, batch) if need_sync else batch,
         maybe_convert_decode_to_extend=lambda batch: batch,
     )
     s.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, **_: batch)
@@ -254,7 +275,7 @@ def build(config: Json, longest: int) -> Any:
     s = cls.__new__(cls)
     add_memory(s, config, slots, longest)
     add_settings(s, config, slots)
-    add_absent(s)
+    add_absent(s, config)
     s.require_mlp_sync = config.get("attention_dp_size", 1) > 1
     if tokens := config.get("hicache_tokens"):
         host_memory.add_host_memory(s, tokens, config.get("hicache_write_policy", "write_through"))
@@ -266,7 +287,7 @@ def build(config: Json, longest: int) -> Any:
         enable_overlap_mlx=False,
         metrics_collector=Nothing(),
         draft_worker=None,
-        model_worker=None,
+        model_worker=Nothing(),
         logprob_result_processor=Nothing(),
         output_streamer=Nothing(),
         abort_request=lambda *_: None,

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import ranks  # type: ignore[import-not-found, unused-ignore]
 import stand_ins  # type: ignore[import-not-found, unused-ignore]
 from made_sglang import (  # type: ignore[import-not-found, unused-ignore]
+    NoDrafts,
     NoSampling,
     Plain,
     build,
@@ -91,6 +92,15 @@ def request(row: Json, config: Json, texts: dict[str, list[int]]) -> Any:
     req.answer = stream(f"answer of {name}", row["output_len"])
     texts[name] = tokens + req.answer
     return req
+
+
+def write_slots(rows: Any, table: Any, first: Any, after: Any, slots: Any, count: int) -> None:
+    """In place of the kernel that writes where the tokens of requests are."""
+    at = 0
+    for k in range(count):
+        low, high = int(first[k]), int(after[k])
+        table[rows[k], low:high] = slots[at : at + high - low].to(table.dtype)
+        at += high - low
 
 
 def look_at_clock() -> float:
@@ -161,6 +171,9 @@ def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
     if extends:
         tokens = dict(zip(names, batch.extend_lens, strict=True))
         start = dict(zip(names, batch.prefix_lens, strict=True))
+    elif not batch.spec_algorithm.is_none():
+        tokens = dict.fromkeys(names, 1 + s.drafts["k"])
+        start = {req.rid: req.kv.kv_committed_len + s.ahead.get(req.rid, 0) for req in batch.reqs}
     else:
         tokens = dict.fromkeys(names, 1)
         start = dict(zip(names, [int(n) - 1 for n in batch.seq_lens_cpu.tolist()], strict=True))
@@ -172,7 +185,11 @@ def record(s: Any, batch: Any, witness: Witness, arrived: list[str]) -> Json:
         "retracted": its_own(witness.retracted),
         "preempted": in_turn([req for req in witness.preempted if req.home is s]),
         "aborted": its_own(witness.aborted),
-        **({"refused": in_turn(s.refused)} if s.max_queued_requests else {}),
+        **(
+            {"refused": in_turn([req for req in s.refused if req not in witness.aborted])}
+            if s.max_queued_requests
+            else {}
+        ),
         "new_token_ratio": round(s.new_token_ratio_tracker.current, 6),
         "chunked_req": s.chunked_req.rid if s.chunked_req else None,
         "running": [req.rid for req in s.running_batch.reqs],
@@ -198,29 +215,41 @@ def launch(s: Any, batch: Any, step: Json, ticks: Json) -> Flying:
     """The batch runs, for as long as the recorders' formula says (``takes``)."""
     decodes = step.pop("decodes")
     prompts = sum(tokens for name, tokens in step["scheduled"].items() if name not in decodes)
-    length = ticks["base"] + ticks["per_prefill_tok"] * prompts + ticks["per_decode"] * len(decodes)
+    verified = sum(step["scheduled"][name] for name in decodes)
+    length = ticks["base"] + ticks["per_prefill_tok"] * prompts + ticks["per_decode"] * verified
     step["takes"] = length + ticks["per_ctx"] * sum(step["start_pos"].values())
     s.processed_tokens_counter += prompts
     s.forward_ct += 1
     batch.input_ids = None
+    if s.drafts:
+        batch.spec_info = NoDrafts()
     return Flying(batch.copy() if s.enable_overlap else batch, list(batch.reqs), step)
 
 
 def land(s: Any, flying: Flying) -> Json:
     """The outcome is processed: the finished step. What was computed once too often is any token."""
     before = [len(req.output_ids) for req in flying.reqs]
-    sampled = [
-        (*req.answer, FIRST_TOKEN)[min(count, len(req.answer))] for req, count in zip(flying.reqs, before, strict=True)
-    ]
     extends = flying.batch.forward_mode.is_extend()
+    width = 1 if extends or not s.drafts else 1 + s.drafts["k"]
+    sampled = [
+        (*req.answer, *[FIRST_TOKEN] * width)[min(place, len(req.answer))]
+        for req, count in zip(flying.reqs, before, strict=True)
+        for place in range(count, count + width)
+    ]
     feed = s.results.process_batch_result_prefill if extends else s.results.process_batch_result_decode
+    tensor = importlib.import_module("torch").tensor
     feed(
         flying.batch,
         Plain(
-            next_token_ids=importlib.import_module("torch").tensor(sampled),
+            next_token_ids=tensor(sampled),
+            accept_lens=tensor([yields(req, s.drafts, width) for req in flying.reqs]),
+            num_non_draft_tokens_per_req=1,
+            speculative_num_draft_tokens=width,
             can_run_cuda_graph=False,
             grammar_advanced=False,
             num_correct_drafts=0,
+            num_block_accept_tokens=0,
+            num_cap_tokens=0,
             get_num_generated_tokens=lambda count: count,
             skipped_output_comm=False,
         ),
@@ -229,7 +258,20 @@ def land(s: Any, flying: Flying) -> Json:
     ends = [req.rid for req in emitted if req.finished()]
     del flying.step["takes"]
     step = flying.step | {"emitted": [req.rid for req in emitted], "finished": ends}
+    if width > 1:
+        known = dict(zip((req.rid for req in flying.reqs), before, strict=True))
+        step["accepted"] = {req.rid: min(len(req.output_ids), len(req.answer)) - known[req.rid] for req in emitted}
     return step | memory(s, "_after_update")
+
+
+def yields(req: Any, drafts: Json | None, width: int) -> int:
+    """Tokens of a request in a round: 1, and the leading drafts that are right after what it has by then."""
+    if drafts is None or width == 1:
+        return 1
+    stream, right = random.Random(f"{req.rid}:{len(req.output_ids)}"), 0
+    while right < drafts["k"] and stream.random() < drafts["accept"]:
+        right += 1
+    return 1 + right
 
 
 class Coming:
@@ -287,6 +329,10 @@ class Rank:
         """The next batch."""
         s = self.s
         s.result_queue = deque((one.batch, None) for one in self.flying if one is not None)
+        s.ahead = {}
+        for one in self.flying:
+            if s.drafts and one is not None and one.batch.forward_mode.is_decode():
+                s.ahead |= {req.rid: yields(req, s.drafts, 2) for req in one.reqs if not req.finished()}
         plan = s.get_next_batch_to_run(running_batch=s.running_batch, last_batch=s.last_batch)
         s.running_batch, self.batch = plan.running_batch, plan.batch_to_run
 
@@ -378,6 +424,7 @@ def main() -> None:
     for name in ("managers.schedule_batch", "mem_cache.allocation", "mem_cache.common"):
         engine(name).is_pin_memory_available = lambda *_, **__: False
     engine("managers.schedule_batch").SamplingBatchInfo = NoSampling
+    engine("mem_cache.allocation").assign_req_to_token_pool_func = write_slots
     witness = Witness()
     for line in sys.stdin:
         steps, died = list[Json](), ""

@@ -9,6 +9,8 @@ Json = dict[str, Any]
 
 ORDERS = ("fcfs", "fcfs", "lpm", "lof", "dfs-weight", "hrrn", "shortest-prefill-first", "random", "routing-key")
 KEYS = ("", "a", "b", "c")
+SPECULATES = 0.4
+"""Share of the workloads that have drafts."""
 
 
 def workload(draw: random.Random) -> Json:
@@ -53,7 +55,10 @@ def workload(draw: random.Random) -> Json:
         config["attention_dp_size"] = draw.choice([2, 2, 3, 4])
         if "enable_prefill_delayer" in config:  # else ranks mistake each other's messages where few run on one of them
             config.pop("prefill_decode_interval_min_bs", None)
-    return {"config": config | (_by_priority(draw) if priorities else {}), "requests": rows, "batch_time": {}}
+    config |= _by_priority(draw) if priorities else {}
+    if draw.random() < SPECULATES:
+        config |= _drafts(draw)
+    return {"config": config, "requests": rows, "batch_time": {}}
 
 
 def _requests(draw: random.Random, longest_output: int, priorities: bool) -> list[Json]:
@@ -90,6 +95,14 @@ def _rare(draw: random.Random, radix: bool) -> Json:
     if radix and draw.random() < 0.4:
         found["radix_eviction_policy"] = draw.choice(["lfu", "slru", "priority", "fifo", "filo", "mru"])
     return found
+
+
+def _drafts(draw: random.Random) -> Json:
+    """Speculation, and what is not replayed with it left out; half of them send requests back."""
+    spec = {"k": draw.choice([1, 2, 3, 7]), "method": draw.choice(["eagle", "eagle", "draft_model"])}
+    spec["accept"] = draw.choice([0.0, 0.5, 0.8, 1.0])
+    short: Json = {"schedule_conservativeness": 0.0, "ignore_eos": False} if draw.random() < 0.5 else {}
+    return {"spec": spec, "enable_mixed_chunk": False, "hicache_tokens": 0} | short
 
 
 def _delayer(draw: random.Random) -> Json:

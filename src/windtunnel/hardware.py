@@ -1,14 +1,15 @@
 """Accelerators: what one GPU can do and costs. The catalogue is ``data/hardware.toml``; a user's file adds to it."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, nearest, unknown
+from windtunnel.files import read_toml
 
 CATALOGUE = Path(__file__).parent / "data" / "hardware.toml"
 GIB = 2**30
@@ -156,7 +157,7 @@ def _catalogue() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return read_toml(file)
     except FileNotFoundError as error:
         raise InputError(f"{file}: no such file of devices") from error
     except OSError as error:

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import kernel_tables
 import numpy as np
 import pytest
+from perf import kernel_tables
 
 from benchmarks.accuracy.held_out import Bench, errors, taken_out
 from benchmarks.accuracy.kernel_errors import NINETIETH, spread

@@ -12,16 +12,18 @@ from benchmarks.accuracy.served_errors import (
     Held,
     around_other_loads,
     checked,
+    elsewhere,
     evenly,
     groups,
     halves,
+    known_separate,
     left_out,
     plain_groups,
     render,
     report,
     shifted,
 )
-from windtunnel.metrics.evidence import ServerKey
+from windtunnel.metrics.evidence import Separate, ServerKey, separate_workers
 from windtunnel.validation.served_points import Point
 from windtunnel.validation.served_replay import Result, row
 
@@ -60,11 +62,26 @@ def test_bands_of_other_groups_hold_a_group_like_them() -> None:
     assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
 
 
+def test_elsewhere_a_family_on_a_device_counts_once_and_the_own_family_more() -> None:
+    point = replace(drawn()[0], first_token=0.0)
+
+    def of(family: str, device: str, steps: float, number: int) -> list[Measured]:
+        server = ServerKey("vllm", family, device, "fp8", family, "TP1")
+        return [replace(point, server=server, steps=steps)] * number
+
+    points = of("A", "h100_sxm", 0.0, 900) + of("B", "h100_sxm", 0.5, 6) + of("B", "h200_sxm", 1.0, 6)
+    assert elsewhere(points, ())[0] == (0.0, 0.0, 0.5, 1.0, 1.0)  # a third each
+    # each of B weighs 1/2 · 2/6 beside its third of what is left: 1/6 + 2/9
+    assert elsewhere(points, ("vllm", "B"))[0] == (0.0, 0.5, 0.5, 1.0, 1.0)
+
+
 def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:
-    slow = [replace(one, steps=one.steps + 0.3) for one in drawn()]
+    slow = [replace(one, steps=one.steps + 0.2, first_token=one.first_token + 0.4) for one in drawn()]
     words = re.findall(r"[\d.]+(?=%)", shifted(slow))
-    before, halved, alone = map(float, words)
-    assert before == pytest.approx(25, abs=2) and halved < 8 and alone < 8
+    before, halved, alone, first, first_halved = map(float, words[:5])
+    assert before == pytest.approx(18, abs=2) and halved < 8 and alone < 8
+    assert first == pytest.approx(39, abs=3) and first_halved < 18
+    assert shifted(slow).endswith("Of 6 groups of 50 points 6 are beyond 12% (tpot) or 22% (ttft), 0 so moved.")
 
 
 def test_groups_of_30_points_are_even_from_75_to_99_per_cent() -> None:
@@ -129,8 +146,17 @@ def test_points_are_read_from_what_validate_writes() -> None:
 
 def test_the_file_and_the_report_name_every_group() -> None:
     points = drawn(2, 4)
-    text, said = render(points), report(points)
+    separate = {("sglang", "long"): Separate(-0.05, 0.18, 27, "sglang", "long", ("F",))}
+    text, said = render(points, separate), report(points)
     for engine in ("sglang", "vllm"):
         assert f'key = ["{engine}", "Family0", "h100_sxm"]' in text
         assert f"| {engine} | Family0 | h100_sxm | 48 |" in said
     assert "[other_loads.vllm]" in text
+    assert text.endswith(
+        '[separate_workers.sglang.long]\nfamilies = ["F"]\npoints = 27\nsteps = -0.050\nfirst_token = 0.180\n'
+    )
+
+
+def test_what_the_file_says_of_separate_workers_stays() -> None:
+    server = ServerKey("sglang", "DeepseekV3ForCausalLM", "gb200", "fp8", "m", "TP8")
+    assert known_separate()["sglang", "short"] == separate_workers(server, 1024)

@@ -1,12 +1,14 @@
 """Compiled functions."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
 
-from windtunnel.core import compiled
+from windtunnel.core import compiled, kernels
+from windtunnel.core.compilation import compiler
 
 
 def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> None:
@@ -21,9 +23,9 @@ def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> Non
 def test_garbage_is_collected_during_compilation_and_what_was_there_before_is_left_alone() -> None:
     before = gc.get_threshold()
     seen: list[tuple[int, int]] = []
-    compile_for = compiled._collecting(lambda _: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
+    compile_for = compiler._collecting(lambda _: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
     compile_for(None)
-    assert seen[0][0] > 0 and seen[0][1] == compiled.COLLECTED_EVERY
+    assert seen[0][0] > 0 and seen[0][1] == compiler.COLLECTED_EVERY
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
     gc.freeze()
     try:
@@ -34,7 +36,11 @@ def test_garbage_is_collected_during_compilation_and_what_was_there_before_is_le
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")  # type: ignore[attr-defined]
-def test_what_is_compiled_for_others_is_linked_again_and_again_from_a_string_of_bits() -> None:
+def test_what_is_compiled_for_others_is_linked_again_and_again_from_a_string_of_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "kernel_folder", lambda: tmp_path)
+
     @compiled.compiled
     def inner(x: float) -> float:
         return 2.0 * x
@@ -54,7 +60,11 @@ def test_what_is_compiled_for_others_is_linked_again_and_again_from_a_string_of_
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")  # type: ignore[attr-defined]
-def test_what_is_to_be_called_does_not_become_a_part_of_the_parts_that_call_it() -> None:
+def test_what_is_to_be_called_does_not_become_a_part_of_the_parts_that_call_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "kernel_folder", lambda: tmp_path)
+
     @compiled.compiled
     def called(x: float) -> float:
         return 2.0 * x

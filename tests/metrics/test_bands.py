@@ -15,7 +15,7 @@ from windtunnel.hardware import device
 from windtunnel.metrics import Bands, Uncertainty, bands, client_json, summary, summary_json
 from windtunnel.metrics.bands import least_certain
 from windtunnel.metrics.ends import End, end_of
-from windtunnel.metrics.evidence import Doubt, Group
+from windtunnel.metrics.evidence import Doubt, Group, Separate, separate_workers, server_key
 from windtunnel.model import load_model
 from windtunnel.simulate.bounds import capacity, with_perfect_kernels
 from windtunnel.simulate.simulate import batch_times, simulate
@@ -370,3 +370,36 @@ def test_the_expected_time_per_token_by_hand() -> None:
         "tpot": {"mean": pytest.approx(0.1 * 2.0**0.5), "p99": pytest.approx(0.2 * 2.0**0.5)},
     }
     assert "expected" not in HAND.to_json()
+
+
+def test_separate_workers_are_expected_where_others_of_their_engine_were() -> None:
+    known = Separate(log(0.9), log(1.6), 33, "sglang", "short", ("Q",))
+    found = replace(HAND, doubt=replace(moved(0.5 * log(1.5)), separate=known))
+    assert found.expected("mean") == pytest.approx(0.09)
+    assert found.expected_first("p99") == pytest.approx(3.2)
+    assert dict(found.words())["expected"] == (
+        "mean TPOT 90 ms, TTFT 1.6e+03 ms: steps ×0.90, as 33 points of separate workers of sglang with short prompts"
+    )
+    assert found.to_json()["expected"]["ttft"] == {"mean": pytest.approx(1.6), "p99": pytest.approx(3.2)}
+    assert replace(found, doubt=replace(found.doubt, calibrated=True)).expected_first("mean") is None
+    assert HAND.expected_first("mean") is None
+
+
+def test_only_a_run_with_separate_workers_of_a_measured_family_asks_for_them() -> None:
+    """DeepSeek-V3's family was measured, Qwen3 was not; a model of two layers stands for it."""
+    small = {"num_hidden_layers": 2, "first_k_dense_replace": 1}
+    models = load_model("Qwen/Qwen3-0.6B"), load_model("deepseek-ai/DeepSeek-V3", overrides=small)
+    found = {}
+    for number, model in enumerate(models):
+        pool = Pool(model, device("h200"), Engine(preset="sglang-0.5", max_model_len=9000))
+        sides = tuple(replace(pool, role=role) for role in ("prefill", "decode"))
+        for pools in ((pool,), sides):
+            for tokens in (100, 8000):
+                load = Workload.from_columns(arrival=[0.0], prompt_tokens=[tokens], output_tokens=4)
+                run = simulate(Deployment(pools), load, perf="roofline")
+                found[number, len(pools), tokens] = bands(run).doubt.separate
+    server = server_key(Pool(models[1], device("h200"), Engine(preset="sglang-0.5")).spec())
+    known = {tokens: separate_workers(server, tokens) for tokens in (100, 8000)}
+    assert found[1, 2, 100] == known[100] != known[8000] == found[1, 2, 8000]
+    assert {key for key, one in found.items() if one is not None} == {(1, 2, 100), (1, 2, 8000)}
+    assert separate_workers(server._replace(engine="vllm"), 100) is None

@@ -49,6 +49,25 @@ def test_a_server_that_nothing_is_known_of_has_the_band_of_all() -> None:
     assert doubt(other, nan, table(ALL, ENGINE)).factors("first_token", 0.5) == pytest.approx((exp(-0.2), exp(0.2)))
 
 
+def test_a_family_that_was_not_measured_on_its_device_has_the_quantiles_of_those_elsewhere() -> None:
+    elsewhere = (-0.5, -0.2, 0.0, 0.2, 0.6), (-0.9, -0.3, 0.0, 0.3, 1.0)
+    own = replace(ENGINE, key=SERVER[:3], steps=(-0.1, -0.05, 0.0, 0.05, 0.1))
+    asked = replace(ENGINE, elsewhere=elsewhere)
+    found = doubt(SERVER, nan, table(ALL, asked))
+    assert (found.steps, found.first_token) == elsewhere
+    assert doubt(SERVER, nan, table(ALL, asked, own)) == doubt(SERVER, nan, table(ALL, ENGINE, own))
+    assert all((group.elsewhere is None) == ("device" in KEYS[: len(key)]) for key, group in served_groups().items())
+
+
+def test_first_tokens_are_moved_where_this_layout_was_measured() -> None:
+    own = replace(ENGINE, key=SERVER, loads=10**6, points=30, first_token=(0.1, 0.2, 0.3, 0.4, 0.5))
+    family = replace(own, key=SERVER[:3], points=39)
+    assert doubt(SERVER, nan, table(ALL, ENGINE, family)).first_shift == 0.0
+    found = doubt(SERVER, nan, table(ALL, ENGINE, family, own))
+    assert found.first_shift == pytest.approx(0.3)
+    assert replace(found, calibrated=True).first_shift == 0.0
+
+
 @given(st.floats(0, 2), st.floats(0, 2))
 def test_the_further_the_kernels_are_from_their_data_the_wider_the_band(one: float, other: float) -> None:
     near, far = (doubt(SERVER, error, table(ALL)).factors("steps", 0.9) for error in sorted((one, other)))

@@ -5,8 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_tables import H100, LAUNCH, TOKENS, attention_rows, expert_rows, full_database, gemm_rows, took, write_table
 
+from perf.kernel_tables import (
+    H100,
+    LAUNCH,
+    TOKENS,
+    attention_rows,
+    expert_rows,
+    full_database,
+    gemm_rows,
+    took,
+    write_table,
+)
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device

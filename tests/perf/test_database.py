@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import (
+
+from perf.kernel_tables import (
     H100,
     gemm_rows,
     write_table,
 )
-
 from windtunnel.deployment.versions import version_key
 from windtunnel.perf.database import (
     Measured,

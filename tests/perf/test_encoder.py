@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_tables import opened, write_table
 
+from perf.kernel_tables import opened, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_tables import full_database
 
+from perf.kernel_tables import full_database
 from perf.tabulate.test_grid import POOLS, pool, real
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
@@ -112,6 +112,15 @@ def test_padding_is_shown(tables: dict[str, Tabulated]) -> None:
     assert tables
     (row,) = [row for row in explain(pool("dense"), parse_batch("decode=9@100")).rows if row.name == "o_proj"]
     assert row.at == "16 tokens (7 padding)"
+
+
+def test_prompts_that_no_graph_holds_are_not_padded() -> None:
+    """TensorRT-LLM captures decodes alone: 300 tokens are no 512, and move as many bytes."""
+    served = Pool(load_model(LLAMA), device("h100"), Engine(preset="trtllm-1.1", max_model_len=4096))
+    for batch, at in (("decode=9@100", "16 tokens (7 padding)"), ("decode=9@100,prefill=291", "300 tokens")):
+        (row,) = [row for row in explain(served, parse_batch(batch), "modelled").rows if row.name == "o_proj"]
+        assert row.at == at
+        assert row.flops == 32 * 2 * 4096 * 4096 * int(at.split()[0])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_tables import collective_rows, gemm_rows, write_table
 
+from perf.kernel_tables import collective_rows, gemm_rows, write_table
 from windtunnel.hardware import device
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel import Efficiency

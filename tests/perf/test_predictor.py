@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import EFFICIENCY, H100, full_database, opened
 
 from benchmarks.efficiency import fit
+from perf.kernel_tables import EFFICIENCY, H100, full_database, opened
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import Device, load_devices
 from windtunnel.model import load_model

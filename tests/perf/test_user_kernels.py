@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kernel_tables import gemm_rows, write_table
 
+from perf.kernel_tables import gemm_rows, write_table
 from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.perf.database import find_systems, open_database, own_systems

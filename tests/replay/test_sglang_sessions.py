@@ -41,8 +41,13 @@ def recorded(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
+DRAFTS = sorted((RECORDINGS / "sglang-0.5.23-drafts").glob("*.in.json"))
+"""Speculation that sends requests back: with the overlap schedule and EAGLE's tree, without it in pages of 16, and on
+two ranks where a request makes way."""
+
+
 @pytest.mark.parametrize(
-    "path", PATHS + HOST_MEMORY + QUEUE + RANKS, ids=lambda path: f"{path.parent.name[14:]}-{path.name[:2]}"
+    "path", PATHS + HOST_MEMORY + QUEUE + RANKS + DRAFTS, ids=lambda path: f"{path.parent.name[14:]}-{path.name[:2]}"
 )
 def test_every_step_is_as_recorded(path: Path) -> None:
     real = recorded(path)

@@ -1,4 +1,4 @@
-"""Speculation in whole runs: step by step with vLLM's v1 scheduler, in the mean with others."""
+"""Speculation in whole runs: step by step with vLLM's v1 scheduler and SGLang's, in the mean with others."""
 
 from functools import cache
 from pathlib import Path
@@ -25,9 +25,9 @@ def pool(preset: str = "vllm-0.33", **settings: object) -> Pool:
 
 
 @cache
-def run(seed: int = 0) -> Run:
+def run(seed: int = 0, preset: str = "vllm-0.33") -> Run:
     workload = generate(Poisson(40.0), Both(Fixed(100), Fixed(40)), 12, seed=1)
-    return simulate(Deployment((pool(),)), workload, seed, perf="roofline", cache=False)
+    return simulate(Deployment((pool(preset),)), workload, seed, perf="roofline", cache=False)
 
 
 @IN_PLAIN_PYTHON
@@ -37,13 +37,14 @@ def test_the_seed_decides() -> None:
 
 
 @IN_PLAIN_PYTHON
-def test_gaps_are_those_between_steps() -> None:
-    steps = unroll(run())
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+def test_gaps_are_those_between_steps(preset: str) -> None:
+    steps = unroll(run(preset=preset))
     gaps, alone = token_gaps(steps, Window(0.0, np.inf, False)), steps.chunks == 0
     assert gaps.min >= steps.row_seconds[steps.heads][alone].min() - 1e-12
     assert gaps.count == steps.emitted.sum()
     assert 1.9 < steps.tokens_of_decode < 2.5
-    assert steps.tokens[alone].tolist() == (4 * run().iterations.decodes[steps.heads][alone]).tolist()
+    assert steps.tokens[alone].tolist() == (4 * run(preset=preset).iterations.decodes[steps.heads][alone]).tolist()
 
 
 @IN_PLAIN_PYTHON
@@ -67,10 +68,11 @@ def test_runs_of_steps_are_rows_and_can_be_single_ones(tmp_path: Path) -> None:
 
 
 @IN_PLAIN_PYTHON
-def test_tokens_add_up() -> None:
-    steps = unroll(run())
-    everything = Window(-1.0, float(run().requests.finish.max()) + 1.0, True)
-    assert output_tokens(steps, everything) == run().requests.output_tokens.sum()
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+def test_tokens_add_up(preset: str) -> None:
+    one = run(preset=preset)
+    everything = Window(-1.0, float(one.requests.finish.max()) + 1.0, True)
+    assert output_tokens(unroll(one), everything) == one.requests.output_tokens.sum()
 
 
 def test_tables_hold_whole_steps() -> None:
@@ -85,9 +87,10 @@ def test_tables_hold_whole_steps() -> None:
 
 
 def test_others_say_that_they_take_the_mean() -> None:
-    assert pool().drafts is not None
-    assert not [note for note in pool().warnings() if note.startswith(MEANS)]
-    for other in (pool("sglang-0.5"), pool(role="decode"), pool(role="prefill")):
+    for one in (pool(), pool("sglang-0.5")):
+        assert one.drafts is not None
+        assert not [note for note in one.warnings() if note.startswith(MEANS)]
+    for other in (pool("trtllm-1.1"), pool(role="decode"), pool(role="prefill")):
         assert other.drafts is None
         assert [note for note in other.warnings() if note.startswith(MEANS)]
 

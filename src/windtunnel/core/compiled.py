@@ -5,266 +5,148 @@ functions nested eight deep, eight times. Here functions that only compiled func
 language, and the rest is left to the entry that Python calls: it links all of them once, and optimises what comes out.
 That is less than half of the work.
 
-With ``NUMBA_DISABLE_JIT=1`` they leave plain Python functions, through which a debugger steps.
+numba is imported when something has to be compiled, not earlier: machine code that is kept is called without it
+(``core.compilation.direct``). With ``NUMBA_DISABLE_JIT=1`` the decorators leave plain Python functions, through which a
+debugger steps.
 """
 
-import gc
+import os
+import sys
 from collections.abc import Callable
+from functools import cache
+from threading import RLock
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
-import numba
-from llvmlite.binding import (
-    Linkage,
-    create_pass_builder,
-    create_pipeline_tuning_options,
-    parse_assembly,
-    parse_bitcode,
-)
-from numba import config, types
-from numba.core.cgutils import normalize_ir_text
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
-from numba.core.typed_passes import AnnotateTypes, BaseNativeLowering, NativeLowering
-
-from windtunnel.core.kernels import KeptCode, give_back_memory
-from windtunnel.core.whole_tuples import LowerWhole, text_of
+from windtunnel.core.compilation.direct import CALLED, Code, UnlikeError, code_for, spread
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-class _NoMachine:
-    """In place of the code generator of a function without machine code: there is nothing to point at."""
-
-    def set_env(self, name: str, env: Any) -> None:
-        """The environment is that of the entry."""
+PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+"""Nothing is compiled."""
+PREPARATIONS: list[Callable[[], None]] = []
+ONE_AT_A_TIME = RLock()
 
 
-class Translated(JITCodeLibrary):
-    """Code as it was translated: to optimise functions before they are linked takes longer than it saves."""
-
-    def add_ir_module(self, ir_module: Any) -> None:
-        """As numba does, but unverified and unoptimised."""
-        self._final_module.link_in(parse_assembly(normalize_ir_text(text_of(ir_module))))
-
-
-class Unoptimised(Translated):
-    """The code of one function, which only an entry links, with that of all functions that it calls."""
-
-    codegen = _NoMachine()
-
-    def finalize(self) -> None:
-        """Nothing is linked here: what is left is kept as a string of bits, a tenth of the module."""
-        module = self._final_module
-        for function in module.functions:
-            if not function.is_declaration and function.linkage == Linkage.external:
-                function.linkage = Linkage.linkonce_odr
-        self._bits = module.as_bitcode()
-        self._final_module = None
-        module.close()
-        self._finalized = True
-
-    def _get_module_for_linking(self) -> Any:
-        """A module that its caller may keep."""
-        return parse_bitcode(self._bits)
-
-    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
-        """None: 0."""
-        return 0
-
-
-class Linked(Translated):
-    """The code of an entry."""
-
-    def finalize(self) -> None:
-        """Link what is called from here, directly or not, optimise it, and make machine code of it.
-
-        Callers come before what they call: LLVM leaves out what nothing refers to when it is linked.
-        """
-        found: dict[Any, None] = {}
-        ahead = [(self, iter(list(self._linking_libraries)))]
-        while ahead:
-            library, called = ahead[-1]
-            following = next((each for each in called if each not in found), None)
-            if following is not None:
-                inner = following._linking_libraries if isinstance(following, Unoptimised) else ()
-                ahead.append((following, iter(list(inner))))
-                continue
-            found[library] = None
-            ahead.pop()
-        del found[self]
-        self._linking_libraries = list(reversed(found))
-        super().finalize()
-
-    def _optimize_final_module(self) -> None:
-        """LLVM's passes, once: numba's first ones are for counting references. Loops here are short: unrolled they are
-        slower, and a tenth of the work."""
-        options = create_pipeline_tuning_options(speed_level=3)
-        options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
-        passes = create_pass_builder(self._codegen._tm, options)
-        passes.getModulePassManager().run(self._final_module, passes)
-
-    def serialize_using_object_code(self) -> tuple[str, str, Any]:
-        """What numba keeps of the code, without the three quarters that are for others to link it into theirs, which
-        nobody does: of its functions only the names are left, which numba looks up."""
-        lines = [f'define void @"{each.name}"() {{ unreachable }}' for each in self.get_defined_functions()]
-        return self.name, "object", (self._get_compiled_object(), parse_assembly("\n".join(lines)).as_bitcode())
-
-
-class UseLibrary(LoweringPass):
-    """Lower the function into a library of this kind."""
-
-    kind: type[JITCodeLibrary]
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def run_pass(self, state: Any) -> bool:
-        """Choose the library before lowering would."""
-        state.library = self.kind(state.targetctx.codegen(), state.func_id.func_qualname)
-        if self.kind is Linked:
-            state.library.enable_object_caching()
-        return True
-
-
-@register_pass(mutates_CFG=False, analysis_only=False)
-class UseUnoptimised(UseLibrary):
-    """Of functions that only compiled functions call."""
-
-    _name, kind = "use_unoptimised", Unoptimised
-
-
-@register_pass(mutates_CFG=False, analysis_only=False)
-class UseLinked(UseLibrary):
-    """Of entries."""
-
-    _name, kind = "use_linked", Linked
-
-
-@register_pass(mutates_CFG=True, analysis_only=False)
-class UseLowerWhole(BaseNativeLowering):
-    """Of both: their way from numba's language to LLVM's."""
-
-    _name: Any = "lower_whole"
-    lowering_class = LowerWhole
-
-
-NEEDLESS = {
-    "annotate_types",
-    "dump_parfor_diagnostics",
-    "find_literally",
-    "inline_closure_likes",
-    "inline_inlinables",
-    "inline_overloads",
-    "literal_unroll",
-    "make_function_op_code_to_jit_function",
-    "nopython_rewrites",
-    "nopython_supported_feature_validation",
-    "with_lifting",
-}
-"""numba's passes for what no function here has: closures, comprehensions, expressions of whole arrays, literal_unroll.
-They look for it in every function, and after each the variables' lives are counted anew: an eighth of the time."""
-
-
-class InnerCompiler(CompilerBase):
-    """numba's own passes but the needless ones, and those two."""
-
-    library: type[UseLibrary] = UseUnoptimised
-
-    def define_pipelines(self) -> list[Any]:
-        """As numba's default in nopython mode otherwise."""
-        every = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        every.add_pass_after(self.library, AnnotateTypes)
-        manager = PassManager(every.pipeline_name)
-        chosen = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
-        manager.passes = [(UseLowerWhole if each is NativeLowering else each, says) for each, says in chosen]
-        manager.finalize()
-        return [manager]
-
-    def _compile_core(self) -> Any:
-        """Types of variables are not needed any more: of 250 functions they take 50 MB."""
-        made = super()._compile_core()
-        made.fndesc.typemap = made.fndesc.calltypes = None
-        return made
-
-
-class EntryCompiler(InnerCompiler):
-    """The same for an entry."""
-
-    library = UseLinked
-
-
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 """Of every compiled function: no fast-math, so additions keep their order; ``_nrt``: nothing is allocated, so nothing
-is reference-counted."""
+is reference-counted; nothing in C calls it."""
 
-INNER: dict[str, Any] = OPTIONS | {
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-    "pipeline_class": InnerCompiler,
-}
-"""Of those that only compiled functions call: their wrappers are a fifth of the compile time."""
+INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True}
+"""Of those that only compiled functions call."""
+
+
+@cache
+def compiler() -> ModuleType:
+    """What compiles, after all preparations."""
+    from windtunnel.core.compilation import compiler as found
+
+    found.let_compiled_code_see(Compiled)
+    while PREPARATIONS:
+        PREPARATIONS.pop()()
+    return found
+
+
+def before_compiling(prepare: Callable[[], None]) -> None:
+    """Have something done with numba before anything is compiled: at once, if it is there already."""
+    if PLAIN:
+        return
+    PREPARATIONS.append(prepare)
+    if compiler.cache_info().currsize:
+        PREPARATIONS.pop()()
+
+
+class Compiled:
+    """A function that becomes numba's when somebody needs that."""
+
+    def __init__(self, function: Callable[..., Any], make: str, options: dict[str, Any]) -> None:
+        self.py_func, self.__doc__, self.__name__ = function, function.__doc__, function.__name__
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        self._make, self._options = make, options
+        self._made: Any = None
+
+    @property
+    def made(self) -> Any:
+        """numba's function."""
+        if self._made is None:
+            with ONE_AT_A_TIME:
+                self._made = self._made or getattr(compiler(), self._make)(self.py_func, self._options)
+        return self._made
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it."""
+        return self.made(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.made, name)
+
+
+class Entry(Compiled):
+    """One that Python calls: as long as numba is not there, without it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, "entry_of", OPTIONS)
+        self._codes: dict[str, Code | None] = {}
+        self._left = CALLED
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it."""
+        whole = not named and len(arguments) == self.py_func.__code__.co_argcount
+        if whole and self._left and self._made is None and "numba" not in sys.modules:
+            self._left -= 1
+            try:
+                said, classes, table = spread(arguments)
+            except UnlikeError:
+                self._left = 0
+            else:
+                if said not in self._codes:
+                    self._codes[said] = code_for(self.py_func, said, classes)
+                if (code := self._codes[said]) is not None:
+                    return code(table)
+        made = self.made
+        result = made(*arguments, **named)
+        if made._cache.fresh is not None and whole:
+            made._cache.keep_way_in(arguments)
+        return result
+
+
+def chosen_by_types(function: Callable[..., Any], choose: Callable[..., Any], **options: bool) -> None:
+    """Let compiled code call ``function``, in whose place it finds what ``choose`` says for the types of the
+    arguments."""
+
+    def prepare() -> None:
+        from windtunnel.core.compilation.compiler import overloaded
+
+        overloaded(function, choose, INNER | options)
+
+    before_compiling(prepare)
+
+
+def instructions(function: Function) -> Function:
+    """A function for compiled code, of LLVM's instructions: numba's ``intrinsic``."""
+    return function if PLAIN else cast(Function, Compiled(function, "intrinsic_of", {}))
 
 
 def part(function: Function) -> Function:
     """Compile into each caller: handing over arrays costs more than most functions do. For one or two callers."""
-    return _once(numba.njit(**INNER, forceinline=True)(function))
+    return _inner(function, forceinline=True)
 
 
 def compiled(function: Function) -> Function:
     """Compile once, to be called: for what is rare, or large and called from several places. Said to numba: otherwise
     what a ``part`` calls would be one too."""
-    return _once(numba.njit(**INNER, forceinline=False)(function))
+    return _inner(function, forceinline=False)
 
 
-def _once(dispatcher: Any) -> Any:
-    """Compile a function for integers and for flags, not anew for each width of them and for each constant."""
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return dispatcher
-    template = dispatcher.get_call_template
-    dispatcher.get_call_template = lambda args, kws: template(tuple(map(_widened, args)), kws)
-    return dispatcher
-
-
-def _widened(kind: Any) -> Any:
-    if isinstance(kind, types.Literal):
-        kind = kind.literal_type
-    return types.int64 if kind in types.signed_domain else kind
+def _inner(function: Function, **options: bool) -> Function:
+    return function if PLAIN else cast(Function, Compiled(function, "dispatcher_of", INNER | options))
 
 
 def entry(function: Function) -> Function:
     """Compile what Python calls, and keep the machine code of it and all that it calls on disk."""
-    options = OPTIONS | {"no_cfunc_wrapper": True, "pipeline_class": EntryCompiler}
-    made: Any = numba.njit(**options)(function)
-    if made is function:  # NUMBA_DISABLE_JIT
-        return function
-    made._cache = KeptCode(function)
-    made._compiler.compile = _collecting(made._compiler.compile)
-    return cast(Function, made)
-
-
-COLLECTED_EVERY = 50_000
-"""New objects after which garbage is collected during compilation: 240 MB of it would lie about otherwise, and less
-does not with smaller numbers."""
-
-
-def _collecting(compile_for: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with a collector of garbage that leaves out what was there before: millions of objects, all needed."""
-
-    def collecting(*signature: Any) -> Any:
-        if gc.get_freeze_count() > 0:  # somebody else's, and to stay so
-            return compile_for(*signature)
-        thresholds = gc.get_threshold()
-        give_back_memory()
-        gc.freeze()
-        gc.set_threshold(COLLECTED_EVERY, *thresholds[1:])
-        try:
-            return compile_for(*signature)
-        finally:
-            gc.set_threshold(*thresholds)
-            gc.unfreeze()
-
-    return collecting
+    return function if PLAIN else cast(Function, Entry(function))
 
 
 class Settled:
@@ -285,5 +167,7 @@ class Settled:
 
     def _settle(self, *arguments: Any) -> None:
         self._state = arguments[0]
-        if not config.DISABLE_JIT:  # type: ignore[attr-defined]
+        if not PLAIN:
+            import numba
+
             self._code = self._made.compile(tuple(map(numba.typeof, arguments)))

@@ -26,11 +26,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import INNER, part
+from windtunnel.core.compiled import chosen_by_types, instructions, part
 from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 
@@ -38,7 +36,7 @@ SCHEDULERS = {
     "VllmV1": "vllm",
     "VllmV0": "vllm_v0.scheduler",
     "Policy": "unified",
-    "Sglang": "sglang",
+    "Sglang": "sglang.scheduler",
     "Trtllm": "trtllm.executor",
     "UserScheduler": "user",
     "WholeBatches": "whole_batches",
@@ -46,8 +44,8 @@ SCHEDULERS = {
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
-OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
-"""The modules of settings that keep no turns, and of those with speculation."""
+OUT_OF_TURN, VLLM_WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
+"""The modules of settings of vLLM that keep no turns, and of those with speculation."""
 
 
 # The schedulers of a run.
@@ -55,14 +53,15 @@ OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
 
 def scheduler_of(policy: Any) -> str:
     """The scheduler that has these settings."""
-    if policy.drafts is not None:
-        return WITH_DRAFTS
-    return SCHEDULERS[type(policy).__name__] if policy.keeps_turns else OUT_OF_TURN
+    name = SCHEDULERS[type(policy).__name__]
+    if policy.drafts is not None and name == "vllm":
+        return VLLM_WITH_DRAFTS
+    return name if policy.keeps_turns else OUT_OF_TURN
 
 
-def kind_of(policy: Any) -> tuple[str, bool, bool]:
+def kind_of(policy: Any) -> tuple[str, bool, bool, bool]:
     """What a loop is compiled for: pools of one kind share what their scheduler keeps."""
-    return scheduler_of(policy), policy.pipeline_parallel_size > 1, policy.prefix_caching
+    return scheduler_of(policy), policy.pipeline_parallel_size > 1, policy.prefix_caching, policy.drafts is not None
 
 
 def kinds_of(policies: tuple[Any, ...]) -> tuple[list[ModuleType], NDArray[np.int64]]:
@@ -348,11 +347,14 @@ def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001
     return True
 
 
-def _as_seen(_: Any, state: Any, extra: Any) -> Any:
+@instructions
+def _seen(_: Any, state: Any, extra: Any) -> Any:
     """The state with these arrays alone as ``extra``, its last field.
 
     LLVM takes minutes over a function that returns the 260 values of a State, so this is none.
     """
+    from numba import types
+
     alone = types.NamedTuple((*state.types[:-1], extra), State)
 
     def build(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
@@ -363,18 +365,15 @@ def _as_seen(_: Any, state: Any, extra: Any) -> Any:
     return alone(state, extra), build
 
 
-_seen: Any = intrinsic(_as_seen)
-
-
 def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None) -> Callable[..., Any]:
     """The rule of the k-th scheduler for its pools, and for the rest that of the others, if there are any."""
 
     def alone(state: Any, pool: Any, *rest: Any) -> Any:
-        return rule(_seen(state, state.extra[k]), pool, *rest)
+        return rule(_seen(state, state.extra[k]), pool, *rest)  # type: ignore[call-arg]
 
     def chosen(state: Any, pool: Any, *rest: Any) -> Any:
         if pool.scheduler == k:
-            return rule(_seen(state, state.extra[k]), pool, *rest)
+            return rule(_seen(state, state.extra[k]), pool, *rest)  # type: ignore[call-arg]
         return others(state, pool, *rest)  # type: ignore[misc]
 
     return chosen if others else alone
@@ -387,6 +386,8 @@ def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = N
         return getattr(sys.modules[extra.instance_class.__module__], function.__name__, absent)
 
     def chosen(state: Any, *_: Any) -> Any:
+        from numba import types
+
         extra = state.types[state.fields.index("extra")]
         if isinstance(extra, types.BaseNamedTuple):
             rule = rule_of(extra)
@@ -396,8 +397,7 @@ def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = N
             others = part(_one_of(k, rule_of(extra[k]), others))
         return _one_of(0, rule_of(extra[0]), others)
 
-    options: Any = INNER | {"forceinline": True}
-    overload(function, jit_options=options, strict=False)(chosen)
+    chosen_by_types(function, chosen, forceinline=True)
 
 
 for _function in (

@@ -1,7 +1,6 @@
 """Run the compiled core: build its records from specs, call a loop, hand back columns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -58,6 +57,7 @@ from windtunnel.core.router import asks_for_requests, looks
 from windtunnel.core.routing import between_caches, routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.stores.chunks import are_shared, require_taking, stores_in, use_of
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy.routing import ROUND_ROBIN, SCORED, RankBalancer, Routing

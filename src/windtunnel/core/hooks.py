@@ -30,12 +30,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-import numba
-from llvmlite import ir
-from numba import config, types
-from numba.core.errors import NumbaError
-from numba.extending import intrinsic
-
+from windtunnel.core.compiled import PLAIN, instructions
 from windtunnel.errors import InputError
 
 HOOKS = {
@@ -58,7 +53,7 @@ class Hook:
         self.callback = _prototype(name)(self.call)
         called_back = ctypes.cast(self.callback, ctypes.c_void_p).value
         assert called_back is not None
-        self.compiled = None if config.DISABLE_JIT else _compiled(name, function, called_back)  # type: ignore[attr-defined]
+        self.compiled = None if PLAIN else _compiled(name, function, called_back)
         self.address: int = self.compiled.address if self.compiled else called_back
 
     def call(self, *values: Any) -> Any:
@@ -148,6 +143,10 @@ def _prototype(name: str) -> Any:
 
 def _compiled(name: str, function: Callable[..., Any], called_back: int) -> Any:
     """The function as machine code, None if numba cannot compile it; what fails in it is called back."""
+    import numba
+    from numba import types
+    from numba.core.errors import NumbaError
+
     kinds = [types.float64 if kind == "f" else types.int64 for kind in HOOKS[name]]
     result = types.int64 if name == "token_budget" else types.float64
     try:
@@ -244,8 +243,11 @@ _GUARDS = {
 def _caller(name: str) -> Any:
     """A function (address, arguments of the hook) → its value, callable from compiled code."""
     prototype = _prototype(name)
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    if PLAIN:
         return lambda at, *values: prototype(int(at))(*values)
+    from llvmlite import ir
+    from numba import types
+
     codes = {"i": (types.int64, ir.IntType(64)), "f": (types.float64, ir.DoubleType())}
     kinds = [codes[kind] for kind in HOOKS[name]]
     result = codes["i" if name == "token_budget" else "f"]
@@ -258,7 +260,7 @@ def _caller(name: str) -> Any:
     return signature, build
 
 
-if config.DISABLE_JIT:  # type: ignore[attr-defined]
+if PLAIN:
     (
         call_admission_key,
         call_victim_key,
@@ -269,32 +271,32 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
     ) = map(_caller, HOOKS)
 else:
 
-    @intrinsic
+    @instructions
     def call_admission_key(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("admission_key")
 
-    @intrinsic
+    @instructions
     def call_victim_key(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("victim_key")
 
-    @intrinsic
+    @instructions
     def call_route_score(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("route_score")
 
-    @intrinsic
+    @instructions
     def call_route_view(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("route_view")
 
-    @intrinsic
+    @instructions
     def call_token_budget(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("token_budget")
 
-    @intrinsic
+    @instructions
     def call_stage_end(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("stage_end")

@@ -10,26 +10,21 @@ import ctypes
 import hashlib
 import logging
 import os
-import pickle
 import platform
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from getpass import getuser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import llvmlite
-import numba
 import numpy as np
-from numba import types
-from numba.core.caching import _Cache
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
 
 from windtunnel.files import cache_folder
 
@@ -93,28 +88,28 @@ def reached_from(modules: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def classes_in(kind: Any) -> Iterator[type]:
-    """The named tuples in the type of an argument."""
-    if isinstance(kind, types.BaseNamedTuple):
-        named: Any = kind
-        yield named.instance_class
-    for inner in getattr(kind, "types", ()):
-        yield from classes_in(inner)
-
-
-def key_of(function: Callable[..., Any], signature: tuple[Any, ...], machine: tuple[str, ...]) -> str | None:
-    """Names the code of an entry for arguments of these types; None: a source has been edited since it was imported,
-    so that nobody knows what the code is made of."""
-    classes = [each for kind in signature for each in classes_in(kind)]
+def key_of(
+    function: Callable[..., Any], signature: str, classes: Iterable[type], machine: tuple[str, ...]
+) -> str | None:
+    """Names the code of an entry for arguments of these types, with the named tuples among them; None: a source has
+    been edited since it was imported, so that nobody knows what the code is made of."""
     modules = reached_from({function.__module__, *(each.__module__ for each in classes)})
     if any(_edited(file) for module in modules if (file := file_of(module))):
         return None
-    versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
+    versions = platform.python_version(), numba_version(), llvmlite.__version__, np.__version__
     names = [f"{each.__module__}.{each.__qualname__}" for each in classes]
-    digest = hashlib.sha256(repr((versions, machine, function.__qualname__, str(signature), names)).encode())
+    digest = hashlib.sha256(repr((versions, machine, function.__qualname__, signature, names)).encode())
     for module in modules:
         digest.update(hashlib.sha256(imported_by(module)[0]).digest())
     return f"{function.__name__}-{digest.hexdigest()[:32]}"
+
+
+@cache
+def numba_version() -> str:
+    """What numba says of its version, without an import of it, which takes longer than a short run."""
+    found = find_spec("numba")
+    assert found is not None and found.origin is not None
+    return (Path(found.origin).parent / "_version.py").read_text(encoding="utf-8")
 
 
 def _edited(file: Path) -> bool:
@@ -123,60 +118,6 @@ def _edited(file: Path) -> bool:
 
 
 # The files.
-
-
-class KeptCode(_Cache):
-    """The compiled code of one entry: what numba asks before it compiles, and tells afterwards.
-
-    To call machine code that is there, none of numba's tables of Python's and NumPy's functions, for which it imports
-    SciPy too, have to be filled (half a second): the compiler does that itself.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    @property
-    def cache_path(self) -> str:
-        """The folder."""
-        return str(kernel_folder())
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The kept code for arguments of these types, None if there is none."""
-        found = None
-        path = self._path(sig, target_context.codegen())
-        if path is not None and path.exists():
-            try:
-                *_, arguments, payload = pickle.loads(path.read_bytes())
-                found = CompileResult._rebuild(target_context, *payload) if arguments == sig else None
-                os.utime(path)
-            except Exception:  # whatever pickle makes of half a file, or of one that is no longer readable
-                found = None
-        if found is None:
-            LOG.info("compiling %s (once on this machine)", _subject(self._function, sig))
-        return found
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what has been compiled, if there is room; otherwise it is compiled again the next time."""
-        path = self._path(sig, data.codegen)
-        if path is not None and not data.library.has_dynamic_globals:
-            *code, _types, starts, environments = data._reduce()
-            with suppress(OSError):
-                _write(path, dumps((sig, (*code, "", starts, environments))))
-        give_back_memory()
-        LOG.info("")
-
-    def _path(self, sig: Any, codegen: Any) -> Path | None:
-        key = key_of(self._function, sig, codegen.magic_tuple())
-        return None if key is None else kernel_folder() / f"{key}.kernel"
-
-    def enable(self) -> None:
-        """It always is."""
-
-    def disable(self) -> None:
-        """It never is."""
-
-    def flush(self) -> None:
-        """There is nothing to forget: another source, another file."""
 
 
 def give_back_memory() -> None:
@@ -194,20 +135,6 @@ def _write(path: Path, content: bytes) -> None:
     with suppress(FileNotFoundError):  # another process also makes room
         for _, old in sorted((kept.stat().st_mtime_ns, kept) for kept in path.parent.glob("*.kernel"))[:-KEPT]:
             old.unlink(missing_ok=True)
-
-
-def _subject(function: Callable[..., Any], signature: Any) -> str:
-    """What a user knows of an entry: the scheduler that its first argument, a State, belongs to; or the package of
-    the entry."""
-    state = signature[0]
-    if "extra" not in getattr(state, "fields", ()):
-        package = function.__module__.split(".")[:2]
-        return ".".join(package) if package[0] == "windtunnel" else function.__name__
-    extra = state.types[state.fields.index("extra")]
-    kinds: Any = [extra] if isinstance(extra, types.BaseNamedTuple) else extra.types
-    places = (kind.instance_class.__module__.rpartition(".schedulers.")[2] for kind in kinds)
-    names = list(dict.fromkeys(place.partition(".")[0] for place in places))
-    return f"the scheduler{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
 
 @cache

@@ -8,7 +8,7 @@ row, with its *gains* in an array [m, 2]: for each step, tokens in the cache and
 first.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.records import NONE, ROWS, STALLS, Array, Group, Lane, Pool, State, attributes
 from windtunnel.core.seats import CONTEXT, TOKENS
+from windtunnel.dataclass import dataclass
 
 LARGEST_BLOCK = 1 << 14
 """Tokens of a block whose filling a row can say."""

@@ -9,8 +9,9 @@ scheduler appends fields of its own to the pool, the lane and the request; see `
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import config
 from numpy.typing import NDArray
+
+from windtunnel.core.compiled import PLAIN
 
 Array = Any
 """An array, of records for the most part, as compiled code sees it."""
@@ -229,7 +230,7 @@ def copies(one: NDArray[Any], count: int) -> NDArray[Any]:
 
 def attributes(array: NDArray[Any]) -> NDArray[Any]:
     """The array with its fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
-    return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]
+    return array.view(np.recarray) if PLAIN else array
 
 
 class Waits(NamedTuple):

@@ -8,11 +8,10 @@ them back at once, so that the least recently used ones go first.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import overload
 from numpy.typing import NDArray
 
 from windtunnel.core import blocks
-from windtunnel.core.compiled import INNER, compiled, part
+from windtunnel.core.compiled import chosen_by_types, compiled, part
 from windtunnel.core.dispatch import scheduler_of
 from windtunnel.core.hooks import address, call_route_view
 from windtunnel.core.queues import with_last
@@ -438,8 +437,7 @@ def look(state: State, known: Routing, outstanding: Any, r: int, time: float) ->
 
 def _compile(formula: Any) -> None:
     """Let compiled code call a formula, which stays a plain function for others."""
-    options: Any = INNER
-    overload(formula, jit_options=options, strict=False)(lambda *_: formula)
+    chosen_by_types(formula, lambda *_: formula)
 
 
 for _formula in (*routing.FORMULAS, routing.pick, routing.chance_of, routing.fetched_tokens, routing.prefill_seconds):

@@ -1,7 +1,6 @@
 """Footprint: what a pool's tokens, steps and hours cost in FLOPs, bytes, watts and dollars."""
 
-from dataclasses import dataclass
-
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
 from windtunnel.model import Model, MoE
 from windtunnel.model.quantization import kv_bytes

@@ -1,9 +1,10 @@
 """Handover: by which rules a request goes from the replica that computes its prompt to the one that decodes it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf
 from typing import Any, Literal
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_not_negative, require_words, unknown
 
 Transfer = Literal["none", "pull", "push", "chunked", "layerwise"]

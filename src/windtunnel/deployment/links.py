@@ -1,9 +1,10 @@
 """Link: the network over which the KV cache of a prompt goes from a prefill replica to a decode replica."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf, isnan
 from typing import Any, Literal
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words, unknown
 
 Sharing = Literal["fifo", "fair"]

@@ -10,8 +10,9 @@ memory beyond the limit, but in vLLM 0.22 to 0.30. Where the engine's own count 
 takes it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.presets import PRESETS, MemoryRules
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes

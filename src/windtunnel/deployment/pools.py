@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.engine_scheduler import decides_late, named_settings, own_rules
 from windtunnel.deployment.handover import Handover
@@ -18,7 +19,6 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device, device
 from windtunnel.model import Model, load_model
 from windtunnel.model.spec import PREDICTING, stages
-from windtunnel.policy import VllmV1
 from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
@@ -78,13 +78,13 @@ class Pool:
 
     @property
     def drafts(self) -> Drafts | None:
-        """Speculation that is simulated step by step, as vLLM's v1 scheduler has it in pools that serve whole requests
-        and keep no KV elsewhere; None: there is none, or its steps are means."""
+        """Speculation that is simulated step by step, in pools that serve whole requests and keep no KV elsewhere.
+        None: there is none, or its steps are means."""
         engine, length = self.engine, self.engine.acceptance_length
         if not engine.num_speculative_tokens or length is None or self.role != "mixed" or self.stores:
             return None
         rules = own_rules(engine) if engine.scheduler is None else named_settings(engine.scheduler)
-        if not isinstance(rules, VllmV1):
+        if rules is None or not rules.takes_drafts:
             return None
         rates = rates_of(length, engine.num_speculative_tokens)
         return Drafts(engine.num_speculative_tokens, "mtp", rates)
@@ -101,7 +101,8 @@ class Pool:
             )
         if self.engine.num_speculative_tokens and not self.drafts:
             found.append(
-                "speculation is simulated step by step with vLLM's v1 scheduler, in mixed pools without stores; here a "
+                "speculation is simulated step by step with the schedulers of vLLM's v1 and SGLang 0.5 (not with mixed "
+                "chunks), in mixed pools without stores; here a "
                 "step yields one token, in its share of the time: gaps between tokens, KV blocks and steps are means"
             )
         if decides_late(self.engine):

@@ -1,7 +1,8 @@
 """Engines by name and version: the defaults and habits that change between engines and their versions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 
 

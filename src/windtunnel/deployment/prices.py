@@ -3,13 +3,14 @@
 The tables are ``data/prices.toml``: what public sources said on a day. Nothing in them is guessed.
 """
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import read_toml
 from windtunnel.hardware import Device
 
 TABLES = Path(__file__).parents[1] / "data" / "prices.toml"
@@ -36,7 +37,7 @@ class Price:
 def all_prices() -> tuple[Price, ...]:
     """Every price that is known, by cloud, term and device."""
     found = []
-    for cloud, table in tomllib.loads(TABLES.read_text(encoding="utf-8")).items():
+    for cloud, table in read_toml(TABLES).items():
         for term, words in TERMS.items():
             for said in table.get(term, ()):
                 source = f"{table['name']} {words} ({said['source']})"

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from typing import NamedTuple
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown, warn
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

@@ -1,9 +1,10 @@
 """Store: host memory, a disk, or a server in the network that keeps KV which the GPUs have no room for."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf, isnan
 from typing import Any, Literal, get_type_hints
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.engine import Engine
 from windtunnel.errors import InputError, require_words, unknown
 from windtunnel.files import typed

@@ -1,10 +1,11 @@
 """Reading: what a launch line says here, flag by flag: used, without effect, or not simulated."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.launch import sglang, trtllm, vllm
 from windtunnel.launch.asked import Asked, Settings

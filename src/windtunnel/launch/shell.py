@@ -6,10 +6,11 @@ it is written, ``$(hostname)``, and is an error where a setting needs it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.launch.facts import read_facts
 from windtunnel.launch.line import Line, parse_line
 

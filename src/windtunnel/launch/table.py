@@ -1,12 +1,14 @@
 """Tables of flags: what each word of an engine's command line is here; the data stand in ``data/flags``."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from windtunnel.dataclass import dataclass
+from windtunnel.files import read_toml
 
 FOLDER = Path(__file__).parents[1] / "data" / "flags"
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -99,7 +101,7 @@ def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
 @cache
 def table(engine: str) -> Table:
     """The table of an engine, one of ENGINES."""
-    found = tomllib.loads((FOLDER / f"{engine}.toml").read_text(encoding="utf-8"))
+    found = read_toml(FOLDER / f"{engine}.toml")
     return Table(
         also=found.get("also", {}),
         used=found["used"],
@@ -121,6 +123,6 @@ def _lacking(entries: list[Mapping[str, Any]], names: str) -> dict[str, Meaning]
 @cache
 def environment() -> tuple[tuple[str, ...], Table]:
     """(beginnings of the engines' variables, the table of variables)."""
-    found = tomllib.loads((FOLDER / "environment.toml").read_text(encoding="utf-8"))
+    found = read_toml(FOLDER / "environment.toml")
     ignored = {name: why for why, names in found["ignored"].items() for name in names}
     return tuple(found["prefix"]), Table({}, found["used"], ignored, {}, _lacking(found["not_simulated"], "names"))

@@ -7,14 +7,17 @@ the nearer the load is to the capacity: that takes simulations of both ends (``m
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from math import exp, isfinite, isinf, log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.slo import FIRST_TOKEN
 from windtunnel.metrics.ends import End
-from windtunnel.metrics.evidence import ENDS, Doubt, Factors, doubt, server_key, span
+from windtunnel.metrics.evidence import ENDS, Doubt, Factors, doubt, separate_workers, server_key, span
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.summary import LATENCIES, clean, client_json
 from windtunnel.metrics.usage import Uncertainty, uncertainty
@@ -97,6 +100,11 @@ class Bands:
                 return float(value * (end / value) ** min(shift / log(factor), 1.0))
         return float(value * exp(shift))
 
+    def expected_first(self, statistic: str) -> float | None:
+        """Best estimate of a statistic of the time to first token; None where no evidence was shown to help."""
+        value, shift = self.said["ttft"][statistic], self.doubt.first_shift
+        return float(value * exp(shift)) if shift and value else None
+
     def shown(self, latency: str, level: float = LEVEL) -> str:
         """The band of a latency's mean as per cent: ``-4…+19 %``."""
         value, ends = self.said[latency]["mean"], self.around(latency, "mean", level)
@@ -162,8 +170,10 @@ class Bands:
             ("checked", "on averages of closed loops, open loads and percentiles on few servers (docs/uncertainty.md)"),
         ]
         if expected := self.expected("mean"):
-            moved = f"steps ×{exp(self.doubt.shift):.2f}, as {self.doubt.nearest.words}"
-            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms: {moved}"))
+            moved = f"steps ×{exp(self.doubt.shift):.2f}, as {self.doubt.shifted_as}"
+            token = self.expected_first("mean")
+            ttft = "" if token is None else f", TTFT {1e3 * token:.3g} ms"
+            found.append(("expected", f"mean TPOT {1e3 * expected:.3g} ms{ttft}: {moved}"))
         if isfinite(self.uncertainty.error):
             kernels, host = 100 * self.uncertainty.kernels, 100 * self.uncertainty.host
             found.append(("model error", f"per step: kernels ±{kernels:.0f} %, host work ±{host:.1f} %"))
@@ -199,6 +209,8 @@ class Bands:
         if self.doubt.shift:
             values = {name: self.expected(name) for name in self.said["tpot"]}
             found["expected"] = {"steps": exp(self.doubt.shift), "tpot": values}
+        if self.doubt.first_shift:
+            found["expected"]["ttft"] = {name: self.expected_first(name) for name in self.said["ttft"]}
         if self.attainment:
             found["attainment"] = list(self.attainment)
         if self.cost:
@@ -245,6 +257,10 @@ def bands(
     """
     found = uncertainty(steps or unroll(run))
     doubts = least_certain(run.manifest["pools"], found.error, _agreement(run))
+    if run.manifest["pools"][0]["role"] != "mixed":
+        server = server_key(run.manifest["pools"][-1])
+        prompt = float(np.mean(run.requests.prompt_tokens)) if len(run.requests.prompt_tokens) else 0.0
+        doubts = replace(doubts, separate=separate_workers(server, prompt))
     rate = run.manifest["workload"]["request_rate"]
     return Bands(doubts, found, said or client_json(run), perfect, rate, capacity)
 

@@ -6,13 +6,14 @@ take one value at a time, or know no weights; here counts are an array, so diges
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import fsum
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics.distribution import PERCENTILES
 
 Floats = NDArray[np.float64]

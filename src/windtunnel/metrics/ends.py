@@ -6,10 +6,10 @@ an end is made of.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import FIRST_TOKEN
 from windtunnel.metrics.evidence import Factors

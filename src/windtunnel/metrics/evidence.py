@@ -3,13 +3,13 @@
 ``data/served_errors.toml`` holds quantiles of log(measured ÷ simulated) of served points, for groups of servers from
 all of them down to one model on as many GPUs of one device (CHAIN). A server's quantiles are those of its smallest
 group, drawn towards those of the larger ones by how few independent loads of servers it has: w·own + (1 − w)·larger
-with w = n / (n + PRIOR), the shrinkage of a random-effects model. Groups that are known to be wrong (``known_bad``)
-are in no larger one, so that they widen nothing but their own. ``benchmarks.accuracy.served_errors`` derives the file.
+with w = n / (n + PRIOR), the shrinkage of a random-effects model. A server whose family was not measured on its device
+may be off as any of the measured families on devices is: its quantiles are those of their mixture (``elsewhere``).
+Groups that are known to be wrong (``known_bad``) are in no larger one, so that they widen nothing but their own.
+``benchmarks.accuracy.served_errors`` derives the file.
 """
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import exp, isnan
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
+from windtunnel.files import read_toml
 from windtunnel.simulate.overheads import Agreement
 
 ERRORS = Path(__file__).parents[1] / "data" / "served_errors.toml"
@@ -92,6 +94,9 @@ class Group:
     known_bad: bool = False
     key: tuple[str, ...] = ()
     """What its servers have in common: the first of KEYS."""
+    elsewhere: tuple[Logs, Logs] | None = None
+    """Quantiles (steps, first token) for a server of it whose family was not measured on its device; None: of a group
+    that knows families on devices."""
 
     @property
     def words(self) -> str:
@@ -107,6 +112,30 @@ Groups = Mapping[tuple[str, ...], Group]
 """By their keys."""
 
 
+LONG = 4096
+"""Tokens from which prompts are long: separate workers were measured with prompts of 1,024 and of 8,192."""
+
+
+class Separate(NamedTuple):
+    """How far measured deployments with separate prefill and decode workers were from simulated ones."""
+
+    steps: float
+    """Middle of log(measured ÷ simulated) of the time per output token."""
+    first_token: float
+    """Of the time to first token."""
+    points: int
+    engine: str
+    prompts: str
+    """``short`` or ``long``."""
+    families: tuple[str, ...]
+    """Whose models were measured: nothing is known of others."""
+
+    @property
+    def words(self) -> str:
+        """``27 points of separate workers of sglang with long prompts``."""
+        return f"{self.points} points of separate workers of {self.engine} with {self.prompts} prompts"
+
+
 @dataclass(frozen=True)
 class Doubt:
     """Between which factors on the simulated times a measured server would lie."""
@@ -119,13 +148,34 @@ class Doubt:
     """The smallest group that knows servers like it."""
     calibrated: bool = False
     """Whether its own measured run narrows the band."""
+    separate: Separate | None = None
+    """What is known of separate workers like its own; None: it has mixed ones, or none like them were measured."""
 
     @property
     def shift(self) -> float:
         """Log of the factor on simulated steps for the best estimate of one measured server: the middle of ``steps``,
-        where its family was measured on its device. Elsewhere, and of first tokens, it helped no server that it was not
-        taken from (``benchmarks.accuracy.served_errors``)."""
-        return self.steps[MIDDLE] if "device" in KEYS[: len(self.nearest.key)] and not self.calibrated else 0.0
+        where its family was measured on its device. Elsewhere it helped no server that it was not taken from
+        (``benchmarks.accuracy.served_errors``). Separate workers have their own."""
+        if self.calibrated:
+            return 0.0
+        if self.separate is not None:
+            return self.separate.steps
+        return self.steps[MIDDLE] if "device" in KEYS[: len(self.nearest.key)] else 0.0
+
+    @property
+    def first_shift(self) -> float:
+        """The same of the time to first token, where this model was measured in this layout: of other servers it made
+        first tokens worse (``benchmarks.accuracy.served_errors``). Separate workers have their own."""
+        if self.calibrated:
+            return 0.0
+        if self.separate is not None:
+            return self.separate.first_token
+        return self.first_token[MIDDLE] if len(self.nearest.key) == len(KEYS) else 0.0
+
+    @property
+    def shifted_as(self) -> str:
+        """What was measured that says so, in words."""
+        return self.nearest.words if self.separate is None else self.separate.words
 
     def factors(self, latency: str, level: float) -> Factors:
         """The factors at both ends; ``latency`` is steps or first_token."""
@@ -209,6 +259,8 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
             steps, first = drawn(group.steps, steps, weight), drawn(group.first_token, first, weight)
         width = group.width or width
         nearest = group
+    if nearest.elsewhere is not None:
+        steps, first = nearest.elsewhere
     if not nearest.known_bad:
         stretch = 1.0 if isnan(error) else max(error / nearest.error, 1.0)
         steps, first = wider(steps, stretch * width[0]), wider(first, stretch * width[1])
@@ -246,6 +298,21 @@ def served_groups() -> Groups:
     return {group.key: group for group in groups}
 
 
+def prompts_of(tokens: float) -> str:
+    """Whether prompts with this mean of tokens are short or long."""
+    return "long" if tokens >= LONG else "short"
+
+
+def separate_workers(server: ServerKey, prompt: float) -> Separate | None:
+    """What is known of separate workers like a server's with prompts of this length; None where its family was not
+    measured in separate workers of its engine."""
+    prompts = prompts_of(prompt)
+    found = errors_file().get("separate_workers", {}).get(server.engine, {}).get(prompts)
+    if not found or server.family not in found["families"]:
+        return None
+    return Separate(**{name: _frozen(value) for name, value in found.items()}, engine=server.engine, prompts=prompts)
+
+
 def other_loads(engine: str) -> Mapping[str, Logs]:
     """Quantiles of log(measured ÷ simulated) of a server's loads around the median of its other loads."""
     table = errors_file()["other_loads"]
@@ -255,8 +322,8 @@ def other_loads(engine: str) -> Mapping[str, Logs]:
 @cache
 def errors_file() -> dict[str, Any]:
     """What the file of evidence holds."""
-    return tomllib.loads(ERRORS.read_text(encoding="utf-8"))
+    return read_toml(ERRORS)
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -6,13 +6,13 @@ alone between them. Its first decode follows the end of the request's prefill in
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Counts, Steps
 from windtunnel.metrics.window import Window

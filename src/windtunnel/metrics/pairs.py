@@ -10,12 +10,13 @@ and ``data/served_errors.toml`` holds them.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import copysign, exp, hypot, nan, sqrt
 from typing import Any, NamedTuple
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
 from windtunnel.metrics.evidence import (
     ENDS,

@@ -1,10 +1,11 @@
 """Pools: what each of them did."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics.usage import Floats, Usage, power, price, read_footprint, share_there
 from windtunnel.metrics.window import Window
 from windtunnel.simulate.run import Run

@@ -1,12 +1,12 @@
 """Requests: the latencies of each (NaN where it never got that far), and which of them meet an SLO."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests
 

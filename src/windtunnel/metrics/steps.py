@@ -1,13 +1,14 @@
 """Steps: what metrics need of the log, walked over once: ends, sums, times in flight, work done."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import whole

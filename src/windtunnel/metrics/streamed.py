@@ -1,12 +1,13 @@
 """Streamed: the figures of a run whose requests and steps are not kept, added up piece by piece."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from math import fsum, inf
 from typing import Any, Self
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.metrics.digest import ERROR, Digest
 from windtunnel.metrics.gaps import TOLERANCE, Earlier, Floats, Integers, gaps_of_groups

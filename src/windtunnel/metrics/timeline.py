@@ -1,10 +1,9 @@
 """Timeline: running, waiting, cache use and throughput over equal bins of time, integrated exactly."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics.steps import InFlight, Steps, blocks_in_use, held_between, in_flight, sums
 from windtunnel.metrics.window import span
 from windtunnel.simulate.run import FINISHED, REJECTED

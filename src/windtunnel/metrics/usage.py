@@ -2,12 +2,13 @@
 uncertain it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
 from windtunnel.metrics.steps import Inside, Steps, blocks_in_use, held_between, in_flight, sums, work

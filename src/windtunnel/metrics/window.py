@@ -1,10 +1,9 @@
 """Window: the part of a run that is measured, by a stated rule."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.simulate.run import Requests, Run
 
 Floats = NDArray[np.float64]

@@ -1,7 +1,6 @@
 """Models by name: the configs that the kernel database's package ships, our own, and the user's files."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.files import parse_json, read_text
+from windtunnel.files import parse_json, read_text, read_toml
 from windtunnel.model.config import read_config
 from windtunnel.model.relatives import find_relative, where_to_get
 from windtunnel.model.spec import Model
@@ -148,7 +147,7 @@ def _entries() -> dict[str, Entry]:
 
 def _own_entries() -> dict[str, Entry]:
     """The models of models.toml with the keys that their config.json has."""
-    architectures = tomllib.loads(OWN.read_text(encoding="utf-8"))
+    architectures = read_toml(OWN)
     found: dict[str, Entry] = {name: {"like": other} for name, other in architectures.pop("like").items()}
     found |= {name: {"like": it, "vision_config": {"of": name}} for name, it in architectures.pop("text_of").items()}
     for architecture, models in architectures.items():

@@ -5,9 +5,10 @@ model's width; the first hidden state is a projection of three of the model's. I
 frequent tokens alone; the embedding is the model's (llama_eagle3.py in vllm/model_executor/models).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.model.layers import MLA, MLP, Attention, Layer
 from windtunnel.model.mixer import Mixer

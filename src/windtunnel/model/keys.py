@@ -1,9 +1,10 @@
 """Keys: what a config.json says, read with the defaults of its architecture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Json = Mapping[str, Any]

@@ -1,8 +1,8 @@
 """What one transformer layer is made of: its sizes. Counts are those of the whole layer, before sharding."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.mixer import INDEX_KEYS, Mixer, index_key_bytes
 

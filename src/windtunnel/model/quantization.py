@@ -7,9 +7,10 @@ algorithm for all layers, or one for each (mixed precision).
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 
 PARTS = ("qkv", "out", "mlp", "experts", "shared_experts", "lm_head")

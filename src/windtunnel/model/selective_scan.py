@@ -1,7 +1,6 @@
 """Selective scans (Mamba-1): a state of fixed size for each channel of a request instead of a cache."""
 
-from dataclasses import dataclass
-
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import require_not_negative, require_positive
 from windtunnel.model.mixer import Mixer
 

@@ -1,9 +1,10 @@
 """A model: its layers, how large it is (weights, KV cache, FLOPs) for a parallelism, and its stages of a pipeline."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_not_negative, require_positive, unknown
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
 from windtunnel.model.mixer import STRETCH, Mixer

@@ -1,7 +1,6 @@
 """State space layers (Mamba-2): a state of fixed size per request instead of a cache."""
 
-from dataclasses import dataclass
-
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.mixer import Mixer
 

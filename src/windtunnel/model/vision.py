@@ -1,8 +1,9 @@
 """Vision encoders: their sizes, by the ``vision_config`` of a config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from windtunnel.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ limit (tokens of a batch, places, memory). Chunked prefill, pauses, evictions an
 or add to it, so the bounds hold for all schedulers, at any arrivals.
 """
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.optimum.cost import Cost, costs_below

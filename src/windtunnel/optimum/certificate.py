@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.optimum.bounds import bounds, linear_costs, most_batches
 from windtunnel.optimum.cost import Cost

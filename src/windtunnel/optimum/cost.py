@@ -1,7 +1,7 @@
 """Cost: a linear batch time; tables from below by such costs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import pairwise
 from math import isfinite
 from typing import Protocol
@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
 

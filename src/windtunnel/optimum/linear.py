@@ -1,12 +1,13 @@
 """Linear programs for bounds: rows as written down, SciPy's solver, and a bound that needs no trust in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Floats = NDArray[np.float64]

@@ -1,13 +1,13 @@
 """Objective: what a schedule is to be good at, one number that is to be small."""
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError, unknown
 

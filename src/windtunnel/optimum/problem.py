@@ -1,12 +1,13 @@
 """Problem: requests, limits and batch times, all known beforehand."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.optimum.cost import BatchTime
 from windtunnel.policy import Limits

@@ -20,11 +20,11 @@ tokens are out, with the outputs O_r in rising order, whichever request is the r
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.optimum.bounds import earliest_events, linear_costs, per_context, to_last_token
 from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.linear import CONSTANT, LinearProgram

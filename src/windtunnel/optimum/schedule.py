@@ -1,12 +1,13 @@
 """Schedule: which request computes how many tokens in which batch; the independent check of one, and its times."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.optimum.objective import Objective

@@ -5,7 +5,7 @@ StageTimes: how long it takes in each stage of a pipeline, and on the way from o
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, cast
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Floats = NDArray[np.float64]

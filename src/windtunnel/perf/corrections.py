@@ -3,7 +3,9 @@
 An ablation turns one off at a time and looks at what it was worth (``docs/batch-times.md`` names the source of each).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from windtunnel.dataclass import dataclass
 
 
 @dataclass(frozen=True)

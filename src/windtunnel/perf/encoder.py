@@ -1,10 +1,10 @@
 """How long a vision encoder takes for images: its kernels, and what the database knows of its attention."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.model.vision import Vision
 from windtunnel.perf.batch_times import Floats

@@ -1,13 +1,14 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache as remember
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool, stage_pools
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
@@ -251,9 +252,9 @@ def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overl
     one = np.ones(1)
     match op.phase:
         case "tokens":
-            graph = ax.padded_with_prompts if batch.chunks else ax.graph_tokens
             chosen = replace(op, kernel=op.kernel.resolved(bool(batch.chunks)))
-            found = token_times(chosen, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
+            padded, graph = ax.padded[[batch.tokens]], _captured(batch, ax)
+            found = token_times(chosen, np.array([batch.tokens]), padded, graph, times)
             table = "mixed_tokens" if batch.chunks else "decode_tokens"
             return _weighed(op, found, one, halves, (table, (slice(batch.tokens, batch.tokens + 1),)))
         case "all_tokens":
@@ -315,6 +316,11 @@ def _cell(knots: Integers, x: int) -> int:
     return min(int(np.searchsorted(knots, x, side="right")) - 1, len(knots) - 2)
 
 
+def _captured(batch: Batch, ax: Axes) -> int:
+    """Largest batch of this kind that runs from a graph, at its size."""
+    return ax.padded_with_prompts if batch.chunks else ax.graph_tokens
+
+
 def _all_tokens(batch: Batch, ax: Axes) -> int:
     tokens = batch.tokens
     return ax.ranks * (int(ax.padded[tokens]) if tokens <= ax.graph_tokens else tokens)
@@ -348,7 +354,7 @@ def _points(op: Operator, batch: Batch, ax: Axes, runs: int) -> tuple[list[tuple
     twice = "2 × " if runs == 2 else ""
     match op.phase:
         case "tokens":
-            tokens = int(ax.padded[batch.tokens])
+            tokens = int(ax.padded[batch.tokens]) if batch.tokens <= _captured(batch, ax) else batch.tokens
             padding = f" ({tokens - batch.tokens} padding)" if tokens > batch.tokens else ""
             each = -(-tokens // runs)
             return [(each, 0.0)] * runs, f"{twice}{each} tokens{padding}"

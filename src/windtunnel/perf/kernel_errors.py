@@ -4,13 +4,13 @@
 taking points out of the kernel database and predicting them from the rest.
 """
 
-import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
+from windtunnel.files import read_toml
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, KernelTimes
@@ -63,5 +63,4 @@ def family_errors(family: str) -> FamilyErrors:
 
 @cache
 def _errors() -> dict[str, FamilyErrors]:
-    loaded = tomllib.loads(ERRORS.read_text(encoding="utf-8"))
-    return {name: FamilyErrors(**values) for name, values in loaded.items()}
+    return {name: FamilyErrors(**values) for name, values in read_toml(ERRORS).items()}

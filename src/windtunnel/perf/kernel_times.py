@@ -1,12 +1,13 @@
 """KernelTimes: seconds, and for each of them where it comes from, how far from the data, and how wrong it may be."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 
 Sources = NDArray[np.int8]

@@ -1,10 +1,9 @@
 """Collectives between GPUs that only PCIe joins, where they were not measured: with access to each other's memory as on
 the one machine that was, without it through the host's."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device, device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.corrections import ALL, Corrections

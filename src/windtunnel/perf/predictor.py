@@ -1,8 +1,7 @@
 """Predictor: any kernel, any device: measured where the kernel database can answer, the roofline elsewhere."""
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import read_toml
 from windtunnel.hardware import Device, device
 from windtunnel.perf import CHOICES
 from windtunnel.perf.batch_times import Floats
@@ -34,10 +35,10 @@ EARLY_GAP = 0.6e-6
 AMD_GAP = 9e-6
 """Of a graph that ROCm 6.1 replays: single requests of Llama-3-8B on one to eight MI300X with vLLM 0.6.1."""
 
-AMD_2024 = {"gemm_bfloat16": 0.085, "experts_bfloat16": 0.17}
-"""Family → share of MI300X's peak compute that vLLM 0.6.1 attained, prompts and decodes together: static batches of
-Llama-3-8B and, for experts, of Mixtral on one MI300X (../shared/truth/static_batches). What newer software attains is
-not known."""
+AMD_2024 = 0.085
+"""Share of MI300X's peak compute that vLLM 0.6.1 attained in dense products and in experts, prompts and decodes
+together: static batches of models of 7 and 8B alone (``python -m benchmarks.accuracy.left_out_sizes``), Mixtral decided
+nothing. What newer software attains is not known."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ def roofline(wanted: Device) -> Roofline:
 
 @cache
 def _calibration() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, dict[str, Any]] = tomllib.loads(CALIBRATION.read_text(encoding="utf-8"))
-    return loaded
+    return read_toml(CALIBRATION)
 
 
 ATTAINABLE = 0.95
@@ -299,8 +299,8 @@ def _of_2024(pool: Pool, found: Roofline) -> Roofline:
     if pool.device.vendor != "AMD" or not preset(pool.engine.preset).before_v1:
         return found
     table = dict(found.efficiencies)
-    for family, compute in AMD_2024.items():
-        table[family] = replace(table[family], compute=compute)
+    for family in ("gemm_bfloat16", "experts_bfloat16"):
+        table[family] = replace(table[family], compute=AMD_2024)
     return replace(found, efficiencies=table)
 
 

@@ -1,12 +1,13 @@
 """Step times as polynomials of the batch, fitted to samples, as DistServe has them (arXiv 2401.09670, appendix A)."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes
 from windtunnel.perf.tabulate.tables import Tabulated

@@ -12,12 +12,12 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.versions import version_key
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text
@@ -204,6 +204,8 @@ def _in_wheel(path: Path) -> Source:
 
 def _described(metadata: str, licences: list[str], day: str) -> Kernels:
     """From a package's METADATA (core metadata 2.4) and the texts of its licences."""
+    from email.parser import HeaderParser  # imports twelve modules
+
     fields = HeaderParser().parsestr(metadata)
     stated = fields.get("License-Expression") or fields.get("License") or ""
     if not stated and any("Apache License" in text for text in licences):

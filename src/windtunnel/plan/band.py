@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.metrics.evidence import Doubt
 from windtunnel.plan.capacity import capacity, highest

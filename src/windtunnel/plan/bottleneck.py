@@ -1,12 +1,12 @@
 """Bottleneck: what limits a run and what to change, each rule with its evidence from the run's own columns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics import Steps, Usage, group_share, unroll, usage, window_of
 from windtunnel.simulate.run import Run
 

@@ -17,11 +17,11 @@ the rate is at most what either side can do, and the time to first token is at l
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError

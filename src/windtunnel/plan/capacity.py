@@ -6,8 +6,8 @@ with the number of replicas, all else (the requests, their order, their pattern)
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import Interval, spread
 from windtunnel.plan.bound import rate_bound

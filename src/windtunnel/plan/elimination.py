@@ -4,10 +4,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.engine_scheduler import engine_scheduler, named_settings
 from windtunnel.errors import InputError

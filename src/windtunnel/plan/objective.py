@@ -6,9 +6,10 @@ and the score of each step. What it could reach at most bounds its score before 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.pools import MOST_REPLICAS
 from windtunnel.errors import InputError

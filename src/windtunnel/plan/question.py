@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.errors import InputError

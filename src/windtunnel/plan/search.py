@@ -15,9 +15,10 @@ the first in the order of the space.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import (

@@ -3,9 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import Contender, Entry
 from windtunnel.plan.objective import Objective, purchase_of

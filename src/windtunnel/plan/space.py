@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from itertools import product
 from math import gcd, prod
@@ -11,6 +11,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Protocol, get_args, get_type_hints
 
 from windtunnel.core.stores.chunks import require_taking
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Engine, Pool, Store
 from windtunnel.deployment.engine_scheduler import engine_scheduler, require_one_size
 from windtunnel.deployment.memory import kv_blocks

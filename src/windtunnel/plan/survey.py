@@ -1,8 +1,9 @@
 """Survey: the most promising candidates at a range of rates, without limits: for plots, and limits chosen later."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.elimination import Report, ask

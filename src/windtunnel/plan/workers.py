@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -21,6 +20,7 @@ from threading import Lock, Thread, local
 from traceback import format_exception
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Result = TypeVar("Result")

@@ -1,8 +1,8 @@
 """Speculation as data: tokens that a drafter proposes, which the next step verifies."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 
 SLOTS = {"ngram": 0, "mtp": 0, "eagle": 0, "draft_model": 1}

@@ -1,8 +1,8 @@
 """Images and other inputs that an encoder turns into embeddings, as data."""
 
-from dataclasses import dataclass
 from math import inf
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 

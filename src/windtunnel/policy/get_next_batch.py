@@ -2,8 +2,9 @@
 that evict; a scheduler in Python, which ``Policy`` is the fast form of where its rules suffice."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy.settings import Limits
 from windtunnel.policy.user_scheduler import Decision, RequestView

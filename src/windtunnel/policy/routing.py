@@ -10,10 +10,11 @@ of memory nor waits until a prompt is computed; routers that listen to the engin
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import exp, inf, isnan
 from typing import Any, ClassVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE, POWER_OF_TWO, SESSION_AFFINITY, SCORED = range(8)

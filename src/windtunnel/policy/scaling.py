@@ -1,10 +1,10 @@
 """Replicas that come, go and fail: rules of an autoscaler, and faults, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal, NamedTuple, Protocol, get_type_hints
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words, unknown
 from windtunnel.files import typed_words
 

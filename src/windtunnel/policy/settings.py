@@ -1,9 +1,10 @@
 """What one scheduler may use, which requests fit into it, and what the settings of every scheduler can answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.drafts import Drafts
 
@@ -206,6 +207,11 @@ class Settings:
     def without_known_prefixes(self) -> Self:
         """The settings for a workload that tells of no shared beginnings."""
         return self
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Speculation is simulated step by step."""
+        return False
 
     def with_drafts(self, drafts: Drafts | None) -> Self:
         """The settings with speculation; those of a scheduler that is not simulated with it stay as they are."""

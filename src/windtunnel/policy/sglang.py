@@ -1,10 +1,12 @@
 """SGLang's scheduler as data (0.4.6.post5 and 0.5.23: managers/scheduler.py, schedule_policy.py, server_args.py)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
+from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.settings import Limits, Settings
 
 Order = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "hrrn", "shortest-prefill-first", "routing-key"]
@@ -122,6 +124,8 @@ class Sglang(Settings):
     lately, if that is less; 0: no such rule."""
     prefill_delayer_max_delay_ms: float = 5000.0
     """At most so long for that."""
+    drafts: Drafts | None = None
+    """What a drafter proposes, which rounds verify; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
@@ -136,6 +140,10 @@ class Sglang(Settings):
         if self.pipeline_parallel_size > 1 and self.max_queued_requests:
             most = f"max_queued_requests={self.max_queued_requests}"
             raise InputError(f"{most}: not simulated with pipeline_parallel_size > 1; leave it out")
+        if self.drafts and not self.takes_drafts:
+            raise InputError(
+                "drafts: not simulated with version='0.4.6', enable_mixed_chunk or pipelines; leave them out"
+            )
         require_words(self)
         self._check_version()
         self._check_orders()
@@ -177,6 +185,21 @@ class Sglang(Settings):
     def prefix_caching(self) -> bool:
         """Prompts that share a beginning share its tokens."""
         return self.radix_cache
+
+    @property
+    def takes_drafts(self) -> bool:
+        """See Settings."""
+        return self.version != "0.4.6" and self.pipeline_parallel_size == 1 and not self.enable_mixed_chunk
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Tokens that a running request holds beyond those that are known: those of a round, and as many for one in
+        flight (0.5.23: mem_cache/allocation_sizing.py, ``get_alloc_reserve_per_decode``)."""
+        return 2 * (1 + self.drafts.num_speculative_tokens) if self.drafts else 0
+
+    def with_drafts(self, drafts: Drafts | None) -> Self:
+        """The settings with speculation."""
+        return replace(self, drafts=drafts)
 
     @property
     def takes_stores(self) -> bool:

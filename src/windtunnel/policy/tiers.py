@@ -1,7 +1,8 @@
 """A store of KV behind a scheduler's own blocks, in tokens and seconds."""
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from windtunnel.dataclass import dataclass
 
 Eviction = Literal["lru", "fifo"]
 Sharing = Literal["replica", "pool", "deployment"]

@@ -1,9 +1,10 @@
 """TensorRT-LLM's scheduler as data (PyTorch backend: pyexecutor/scheduler/scheduler.py, pyexecutor/py_executor.py)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings
 

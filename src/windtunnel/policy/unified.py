@@ -1,11 +1,12 @@
 """One scheduler with parameters: InferMax's finding that the field's schedulers are one loop (arXiv 2411.07447)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import inf
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings, check_seconds
 

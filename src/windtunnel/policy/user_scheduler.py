@@ -1,9 +1,9 @@
 """A scheduler of the user's, in Python, in the place of an engine's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.settings import Limits, Settings
 

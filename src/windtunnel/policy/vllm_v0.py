@@ -1,9 +1,10 @@
 """vLLM's v0 scheduler as data: its settings beyond the limits, as of version 0.8.5."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.hardware import GIB
 from windtunnel.policy.settings import Limits, Settings

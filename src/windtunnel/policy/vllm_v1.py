@@ -1,9 +1,10 @@
 """vLLM's v1 scheduler as data: what differs between its versions and settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.encoder import Encoder
@@ -167,6 +168,11 @@ class VllmV1(Settings):
         """See Settings."""
         plain = self.pipeline_parallel_size == 1 and self.drafts is None and self.encoder is None
         return self.prefix_caching and plain and self.admission_order == "fcfs"
+
+    @property
+    def takes_drafts(self) -> bool:
+        """See Settings."""
+        return True
 
     def with_drafts(self, drafts: Drafts | None) -> Self:
         """See Settings."""

@@ -1,9 +1,9 @@
 """Static batching as servers did it before Orca: a batch is padded, runs to its end, and is answered together."""
 
-from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.settings import Limits, Settings, check_seconds
 

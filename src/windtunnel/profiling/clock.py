@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from time import perf_counter, thread_time
 from typing import Any
+
+from windtunnel.dataclass import dataclass
 
 LEAST = 2e-4
 """Seconds of one reading at least: shorter calls are made several times for it."""

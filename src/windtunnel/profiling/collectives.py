@@ -2,11 +2,11 @@
 NCCL on GPUs)."""
 
 import tempfile
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.profiling.clock import Clock, Reading
 

@@ -1,9 +1,9 @@
 """Kernels of an engine that is installed next to windtunnel, where torch has none that takes as long."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.profile.shapes import Shape
 
 

@@ -3,10 +3,10 @@
 import os
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.profiling.clock import Clock
 

@@ -1,9 +1,9 @@
 """Measure: all operators of a model's shards, point by point, through the journal."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.profile.shapes import ATTENTION, HEAD, SKEWED, Shape
 from windtunnel.profiling.clock import Clock, Reading
 from windtunnel.profiling.collectives import ALONE, Hosts, collective

@@ -1,10 +1,11 @@
 """Operators: a call for each operator of a shard, on tensors of its sizes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import cycle
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.kernel import STORED_BYTES
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.profile.shapes import BITS_8, Shape

@@ -1,10 +1,10 @@
 """Preview: what a profile will measure, operator by operator, and about how long that takes, before anything is."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.profile.shapes import HEAD, SKEWED, Shape

@@ -1,13 +1,14 @@
 """Profile: a model measured on this machine into a folder, and two such profiles compared point by point."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole

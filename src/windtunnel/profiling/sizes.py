@@ -1,11 +1,11 @@
 """Sizes: at which inputs an operator is measured, a few at first, and more where a straight line is wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import sqrt
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Measure = Callable[[int], float | None]

@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
 

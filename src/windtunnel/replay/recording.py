@@ -1,11 +1,12 @@
 """The input of a recording: settings, requests, and the coefficients of the formula for the time of a step."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 

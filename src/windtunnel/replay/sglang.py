@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.core.records import GONE, IGNORED, NONE, QUEUED
-from windtunnel.core.schedulers.sglang import check
+from windtunnel.core.schedulers.sglang.scheduler import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Sglang
 from windtunnel.policy.tiers import Tier
+from windtunnel.replay.drafts import drafts_of, drawn
 from windtunnel.replay.lane import Lane
 from windtunnel.replay.loop import Loop, Part, Record, Step, linear, seconds_of
 from windtunnel.replay.recording import (
@@ -72,8 +73,8 @@ OF_THE_RECORDER: Record = {
     "hicache_write_policy": "write_through",
     "attention_dp_size": 1,
 }
-"""Those of its recorder: ``--min-free-slots-delay``; the longest request, which the scheduler does not look at; and
-tokens of host memory behind the tree of each rank, with SGLang's word for when they are written. Requests go to the
+"""Those of its recorder: ``--min-free-slots-delay``; the longest request, which the scheduler does not look at; tokens
+of host memory behind the tree of each rank, with SGLang's word for when they are written. Requests go to the
 ranks of attention data parallelism in turn."""
 WRITES = {"write_through": 0, "write_through_selective": 1, "write_back": 0}
 """How often a node has been entered before it is written."""
@@ -81,7 +82,11 @@ WRITES = {"write_through": 0, "write_through_selective": 1, "write_back": 0}
 
 def settings(config: Mapping[str, Any], version: str) -> Record:
     """A recording's settings over its recorder's defaults. Raises InputError for a name or a value that can't be."""
-    return known(config, CONFIG if version == OLDEST else CONFIG | SINCE_0_5 | OF_THE_RECORDER)
+    if version == OLDEST:
+        return known(config, CONFIG)
+    spec = config.get("spec")
+    found = known({name: config[name] for name in config if name != "spec"}, CONFIG | SINCE_0_5 | OF_THE_RECORDER)
+    return found | ({"spec": spec} if spec else {})
 
 
 def policy(config: Mapping[str, Any], version: str) -> Sglang:
@@ -97,6 +102,7 @@ def policy(config: Mapping[str, Any], version: str) -> Sglang:
         chunked_prefill=config["chunked_prefill_size"] > 0,
         radix_cache=not config["disable_radix_cache"],
         disable_overlap_schedule=config["disable_overlap_schedule"],
+        drafts=drafts_of(config.get("spec")),
         **found,
     )
 
@@ -150,6 +156,8 @@ class Rank:
         """Rounds in flight; None: it runs along with others."""
         self.outcome: tuple[list[int], list[int]] | None = None
         """(Those that got a token, those that finished) of the round that landed last."""
+        self.accepted: Record = {}
+        """What drafts make of that round."""
 
     @property
     def lane(self) -> Any:
@@ -217,7 +225,9 @@ class Rank:
             Part(r, int(seats[TOKENS, k]), int(seats[CONTEXT, k]), False)
             for k, r in enumerate(self.who(lane["top"], lane["top"] + lane["chunks"]))
         ]
-        decodes = [Part(r, 1, self._held(i, r), True) for i, r in enumerate(self.who(0, lane["step_decodes"]))]
+        drafts = int(self.scheduler.pool["num_speculative_tokens"])
+        who = self.who(0, lane["step_decodes"])
+        decodes = [Part(r, 1 + drafts, self._held(i, r), True) for i, r in enumerate(who)]
         return Round(
             mode=("mixed" if decodes else "extend") if prompts else "decode",
             parts=prompts + decodes,
@@ -232,7 +242,8 @@ class Rank:
         """Tokens in memory of a decode; what is in flight counts."""
         row, ends = self.scheduler.columns[r], int(self.seats[ENDS, i])
         if ends == NEVER:
-            return int(row["filled"])
+            known = row["filled"] if row["ends"] == NONE else row["prompt"] + row["generated"] - 1
+            return int(known + row["promised"])
         ahead = int(self.lane["flying_decodes"] > 0)
         return int(row["prompt"] + row["output"] - 1 - ends + self.lane["clock"]) + ahead
 
@@ -258,13 +269,15 @@ class Scheduler(Lane):
             if most < 1:
                 raise InputError(f"declared_max_new_tokens={most}: must be null or a whole number ≥ 1")
             declared = [most] * len(rows)
-        size = config.get("attention_dp_size", 1)
+        size, rules = config.get("attention_dp_size", 1), policy(config, version)
+        output = [row.output_tokens for row in rows]
         super().__init__(
             rows,
             limits(config),
-            policy(config, version),
+            rules,
             [row.arrival for row in rows],
             declared=declared,
+            drafts=drawn(config["spec"], [row.id for row in rows], output) if rules.drafts else None,
             tiers=host_of(config),
             ranks=size,
         )
@@ -279,7 +292,7 @@ class Scheduler(Lane):
             self.idle_looks = 3 + config["prefill_decode_interval"] + delayed
         self.retractions = [0] * len(rows)
         self.refused = set[int]()
-        """So far."""
+        """So far, and those that were aborted."""
         names = sorted(range(len(rows)), key=lambda r: rows[r].id)
         self.columns["name"][names] = range(len(rows))
         self.pool["delay_most"] *= TICKS_PER_SECOND
@@ -311,6 +324,7 @@ class Scheduler(Lane):
         check(self.stepper.state)
         rounds = [rank.round(*present) for rank, present in zip(self.ranks, before, strict=True)]
         for batch in rounds:
+            self.refused.update(batch.aborted)
             for r in batch.retracted:
                 self.retractions[r] += 1
         if not self.decided:
@@ -326,6 +340,7 @@ class Scheduler(Lane):
         del rounds
         landed = [rank.outcomes.popleft() for rank in self.ranks]
         emitted = [[] if batch is None else rank.emitted(batch) for rank, batch in zip(self.ranks, landed, strict=True)]
+        before = self.columns["generated"].copy()
         if not self.overlaps:
             self.stepper.conclude(end)
             self.decided = False
@@ -338,6 +353,10 @@ class Scheduler(Lane):
         for rank, batch, mine in zip(self.ranks, landed, emitted, strict=True):
             finished = [r for r in mine if self.columns[r]["state"] == GONE]
             rank.outcome = None if batch is None else (mine, finished)
+            rank.accepted = {}
+            if batch is not None and batch.mode == "decode" and self.pool["reserve"]:
+                tokens = self.columns["generated"] - before
+                rank.accepted = {"accepted": {self.rows[r].id: int(tokens[r]) for r in mine}}
         found = [rank.outcome for rank in self.ranks if rank.outcome is not None]
         return [r for mine, _ in found for r in mine], [r for _, ends in found for r in ends]
 
@@ -398,7 +417,8 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
 
 def _memory(rank: Rank) -> Record:
     """What a record of 0.5 says of the memory after the round's outcome."""
-    return {"available_after_update": rank.available, "evictable_after_update": rank.evictable}
+    memory = {"available_after_update": rank.available, "evictable_after_update": rank.evictable}
+    return memory | rank.accepted
 
 
 def _ticks(times: dict[str, Fraction], rounds: list[Round]) -> Fraction:
@@ -408,7 +428,7 @@ def _ticks(times: dict[str, Fraction], rounds: list[Round]) -> Fraction:
 
 
 def _ticks_of_rank(times: dict[str, Fraction], batch: Round) -> Fraction:
-    decodes = sum(part.decodes for part in batch.parts)
+    decodes = sum(part.tokens for part in batch.parts if part.decodes)
     context = sum(part.start for part in batch.parts)
     prompts = sum(part.tokens for part in batch.parts if not part.decodes)
     ticks: Fraction = linear(times, prompts, decodes, context)

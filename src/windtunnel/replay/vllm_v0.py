@@ -1,7 +1,7 @@
 """Replay a recording through vLLM's v0 scheduler in the core, one step at a time, and write the recorder's records."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from windtunnel.core.records import GONE, PREFILLING, QUEUED, SWAPPED
 from windtunnel.core.schedulers.vllm_v0.scheduler import check
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV0
 from windtunnel.replay.lane import Lane

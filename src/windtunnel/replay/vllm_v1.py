@@ -9,9 +9,10 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run
 from windtunnel.policy.encoder import Encoder
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
+from windtunnel.replay.drafts import drafts_of
 from windtunnel.replay.loop import Decision, Loop, Record, Scheduler, Step, linear, seconds_of
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, coefficients, known
-from windtunnel.replay.vllm_v1_core import Core, Drafting, drafts_of
+from windtunnel.replay.vllm_v1_core import Core, Drafting
 
 VERSIONS = {
     "vllm-0.33": "0.33.0",
@@ -140,7 +141,7 @@ def settings_of(recording: Recording, version: str) -> tuple[Limits, VllmV1]:
         raise unknown("scheduler", version, VERSIONS)
     config = config_of(recording)
     coefficients(recording)
-    room, rules = limits(config), replace(policy(config, version), drafts=drafts_of(recording))
+    room, rules = limits(config), replace(policy(config, version), drafts=drafts_of(recording.config.get("spec")))
     _check_requests(recording, room)
     return room, rules
 

@@ -1,10 +1,8 @@
 """vLLM's v1 scheduler of the compiled core, step by step: what it decides is read from its seats."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import itemgetter
-from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +11,10 @@ from windtunnel.core.schedulers.vllm_v1.encoder import CONTENT, STEP
 from windtunnel.core.schedulers.vllm_v1.steady import REQUEST, YIELDED
 from windtunnel.core.seats import NEVER, NOW, WHO
 from windtunnel.policy import Limits, VllmV1, generated
-from windtunnel.policy.drafts import Drafts
+from windtunnel.replay.drafts import drawn
 from windtunnel.replay.lane import Lane
 from windtunnel.replay.loop import Decision, Part, Record, interval_words
-from windtunnel.replay.recording import Recording, known
+from windtunnel.replay.recording import Recording
 from windtunnel.replay.stepper import ONLY
 
 
@@ -31,7 +29,7 @@ class Core:
         self.ranks = [row.rank for row in rows]
         self.numbers = {rank: r for r, rank in enumerate(self.ranks)}
         output = [generated(row.prompt_tokens, row.output_tokens, room) for row in rows]
-        drafts = drawn(recording, [row.id for row in rows], output) if rules.drafts else None
+        drafts = drawn(recording.config["spec"], [row.id for row in rows], output) if rules.drafts else None
         self.lane = Lane(rows, room, rules, [row.arrival for row in rows], output, drafts=drafts)
         self.stepper = self.lane.stepper
         most = room.max_model_len if rules.async_scheduling and not rules.stop_at_last_token else 0
@@ -219,30 +217,3 @@ class Drafting(Core):
                 part = Part(self.ranks[r], count, start, decodes, drafts >= 0, max(drafts, 0))
                 parts.append((int(row["sequence"]), part))
         return [part for _, part in sorted(parts, key=itemgetter(0))]
-
-
-SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}
-"""Drafts of a step, who makes them, how likely each is right, and how likely n-grams propose any."""
-
-
-def drafts_of(recording: Recording) -> Drafts | None:
-    """What a recording says of drafts; None: there are none. Raises InputError for an unknown setting."""
-    given = known(recording.config.get("spec") or {}, SPECULATION, "setting of spec")
-    return Drafts(given["k"], given["method"]) if given["k"] else None
-
-
-def drawn(recording: Recording, names: Sequence[str], output: Sequence[int]) -> tuple[Any, Any, Any]:
-    """Which drafts are right, and how many are proposed, as the recorder draws them: see ``Demand.drafts``."""
-    given = known(recording.config["spec"], SPECULATION, "setting of spec")
-    most, hits, proposals = given["k"], [], []
-    for name, tokens in zip(names, output, strict=True):
-        for place in range(tokens + 1):
-            stream, right = Random(f"{name}:{place}"), 0
-            while right < most and stream.random() < given["accept"]:
-                right += 1
-            hits.append(right)
-            stream = Random(f"p:{name}:{place}")
-            proposes = given["method"] != "ngram" or stream.random() < given["propose"]
-            proposals.append((most if given["method"] != "ngram" else stream.randint(1, most)) if proposes else 0)
-    first = np.cumsum([0, *(tokens + 1 for tokens in output)])
-    return first, np.array(hits, dtype=np.int8), np.array(proposals, dtype=np.int8)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from html import escape
 from math import exp, isfinite, log
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics import Interval, Measure, spread
 from windtunnel.metrics.comparison import plain
 from windtunnel.report.figures import Figure, scatter, titled

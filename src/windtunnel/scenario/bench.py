@@ -4,12 +4,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from math import nan
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO, Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.deployment.slo import ATTAINMENT

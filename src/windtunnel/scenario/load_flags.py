@@ -1,13 +1,14 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, isfinite, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 
 if TYPE_CHECKING:

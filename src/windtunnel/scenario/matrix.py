@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, UnknownName, unknown
 from windtunnel.files import read_text, typed
 from windtunnel.scenario.load_flags import Load, require_seeds

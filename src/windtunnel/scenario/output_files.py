@@ -1,11 +1,12 @@
 """Outputs: the files of a run that were asked for, checked before the simulation and written after it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.files import require_folder, require_writable, write_whole

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.pools import ROLES
 from windtunnel.errors import InputError
 from windtunnel.hardware import device

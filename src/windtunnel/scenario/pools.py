@@ -1,12 +1,13 @@
 """Pools: separate prefill and decode, or unlike servers behind one router, in the words of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Engine, Link, Pool, Store, require_pool
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import typed_words

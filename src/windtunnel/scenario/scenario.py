@@ -1,7 +1,7 @@
 """Scenario: a deployment, the load on it and its goals, by the names of the flags, from flags, a file or Python."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
+from dataclasses import KW_ONLY, field, fields, is_dataclass, replace
 from functools import cache
 from inspect import Parameter as Argument
 from inspect import signature
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 from cyclopts import Group, Parameter
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO, Deployment, parse_goodput, parse_slo
 from windtunnel.errors import InputError
 from windtunnel.files import typed_words

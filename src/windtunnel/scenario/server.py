@@ -1,11 +1,12 @@
 """Server: one replica, by the names of the flags."""
 
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.deployment.prices import priced, prices_of

@@ -1,9 +1,9 @@
 """The choices of an answer: each is a request in the engines, and what it says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.serve.engine import ABORT, Stream
 from windtunnel.serve.openai.answers import Text, usage_of
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.metrics import Distribution, RequestMetrics, Window, clean, good_requests, trimmed_window

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import isfinite
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.live.tokens import FAILED
+from windtunnel.dataclass import dataclass
 from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Gate
 from windtunnel.serve.openai.requests import RefusedError

@@ -5,7 +5,7 @@ import hmac
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import unknown
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller, Gate

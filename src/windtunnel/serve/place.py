@@ -1,8 +1,8 @@
 """Where a server listens."""
 
 import socket
-from dataclasses import dataclass
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 

@@ -4,11 +4,11 @@ import asyncio
 import heapq
 import json
 from collections import deque
-from dataclasses import dataclass
 from math import nextafter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.serve.engine import Engine, Stream
 

@@ -6,7 +6,7 @@ On a device without measured kernels it also says how much longer than modelled 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import read_yaml
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
@@ -168,7 +169,7 @@ add (issue 12 of this project, a median over several)."""
 
 VLLM_BENCH = ClientPath(request=1e-3, first_token=1.5e-3, per_sequence=0.035e-3)
 """vLLM's own, on the server's machine: 2.5 ms there and back, by first tokens of vLLM 0.8.5 on one H100 PCIe
-(`python -m benchmarks.accuracy.open_loads ../shared/truth/iog`: median error 3.5 %, with OTHER_CLIENT 19 %)."""
+(`python -m benchmarks.accuracy.open_loads ../shared/truth/iog`: median error 7.1 %)."""
 
 CLIENTS = {
     "inferencex": INFERENCEX,

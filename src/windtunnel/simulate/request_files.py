@@ -1,9 +1,10 @@
 """What became of the requests of a streamed run, as Parquet files, of which only the last rows are in memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.simulate.run import Requests, arrow_table
 
 ROWS = 1 << 14

@@ -5,7 +5,7 @@ itself, wherever there is a core for it, to the bit as among the others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.live.stream import Piece, Stream
 from windtunnel.core.records import GONE, NONE
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError

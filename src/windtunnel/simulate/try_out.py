@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
 
@@ -12,6 +11,7 @@ from windtunnel.core.engine import Demand, Fleet, new_state
 from windtunnel.core.schedulers.user import ask_once
 from windtunnel.core.schedulers.user_asking import EVICTED, HOLD, KEPT, NAMED
 from windtunnel.core.seats import ENDS, NEVER, WHO
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Decision, Limits, UserScheduler, VllmV1

@@ -4,9 +4,10 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import Bands, Steps, bands, summary, summary_json, unroll
 from windtunnel.perf.tabulate.tables import Tabulated

@@ -1,10 +1,11 @@
 """Ablation: what each modelled cause is worth, by the errors without it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.corrections import Corrections
 from windtunnel.simulate.overheads import ClientPath, Floats
 from windtunnel.validation.comparison import PLAIN, Options, compare, relative_error, summarise

@@ -1,13 +1,14 @@
 """Calibrate: the host and client overheads with which simulations agree best with measured runs of one deployment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
 from windtunnel.files import cache_folder

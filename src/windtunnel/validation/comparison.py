@@ -4,11 +4,12 @@ Nothing is fitted to what is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
 from windtunnel.perf.corrections import ALL, Corrections

@@ -11,12 +11,12 @@ not named here are kept for grouping only.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError, unknown

@@ -1,13 +1,14 @@
 """Measured runs of real engines, one folder each with ``run.json`` and ``requests.jsonl``."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.versions import nearest_preset, preset_note
 from windtunnel.errors import InputError, unknown

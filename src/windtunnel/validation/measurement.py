@@ -1,11 +1,11 @@
 """Measurement: the requests sent to a real engine and their latencies, and whether these are plausible."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.metrics import Distribution
 from windtunnel.workload.columns import Workload

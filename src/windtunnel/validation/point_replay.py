@@ -1,11 +1,12 @@
 """Measured points replayed: every point simulated, and its means next to those that were measured."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool, preset
 from windtunnel.deployment.versions import preset_note
 from windtunnel.errors import InputError

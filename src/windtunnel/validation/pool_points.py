@@ -6,10 +6,11 @@ were measured by one client, see ``served_replay``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Engine, Handover, Link, Pool, find_handover, usual_handover
 from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError

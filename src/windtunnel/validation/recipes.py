@@ -6,9 +6,10 @@ what most recipes of the engine say.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine
 from windtunnel.errors import InputError
 from windtunnel.launch import read_flags

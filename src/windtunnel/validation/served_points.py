@@ -19,11 +19,12 @@ The file records neither server flags nor always the version. Three things are t
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.versions import nearest_preset
 from windtunnel.errors import InputError

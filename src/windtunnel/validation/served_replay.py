@@ -9,13 +9,14 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from math import ceil, floor, sqrt
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll

@@ -4,9 +4,10 @@
 Scripts change while rows are measured: where a row's numbers tell which one served it, SCRIPTS has both.
 """
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any
+
+from windtunnel.dataclass import dataclass
 
 Flags = dict[str, Any]
 

@@ -7,12 +7,13 @@ near the tables: a normal prior on every number (PRIOR).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.errors import InputError
 from windtunnel.files import cache_folder

@@ -10,11 +10,11 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.perf.explain import Batch
 from windtunnel.validation.measured_run import json_lines

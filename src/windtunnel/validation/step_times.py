@@ -7,11 +7,11 @@ in lockstep share the requests evenly, which a real balancer does not quite).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.perf.explain import Batch, explain
 from windtunnel.validation.measurement import Measurement

@@ -6,11 +6,11 @@ A closed loop is not an arrival process: it is `AllAtOnce` (or any other) on a w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.workload.quantiles import Quantiles
 from windtunnel.workload.rules import Floats

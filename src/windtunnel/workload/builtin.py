@@ -7,7 +7,6 @@ them next to the originals. No trace is shipped.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import unknown
+from windtunnel.files import read_toml
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma, Modulated, Renewal
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Banded, Both, Lengths, Lognormal
@@ -28,7 +28,7 @@ NO_TIMES = "the source has lengths only: Poisson arrivals at 1 request/s are our
 
 @cache
 def _fits() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parents[1] / "data" / "workloads.toml").read_text(encoding="utf-8"))
+    return read_toml(Path(__file__).parents[1] / "data" / "workloads.toml")
 
 
 def builtin_names() -> list[str]:

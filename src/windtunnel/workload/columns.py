@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.workload import graph, rules, texts
 from windtunnel.workload.agents.measured import Measured

@@ -1,10 +1,11 @@
 """What has changed between the load that was planned for and the one that is there."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.describe import rate_cv

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.workload.quantiles import Quantiles
 from windtunnel.workload.rules import LARGEST, Floats, Integers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma, Modulated, Renewal
 from windtunnel.workload.columns import Workload

@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, Sglang
+from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.tiers import Tier
 
 
@@ -92,6 +93,9 @@ def small_case(seed: int) -> SglangCase:
     output = rng.integers(1, pick(2, 20, 60) + 1, n)
     declared = np.minimum(output + pick(0, 0, 10) * rng.integers(0, 3, n), policy.longest_request(limits) - prompt)
     size = pick(1, 4, 16)
+    tiers = host_memory(seed, limits) if policy.takes_stores else ()
+    if not tiers and policy.takes_drafts:
+        policy = policy.with_drafts(drafts(seed))
     rounds = {"max_num_batched_tokens": budget, "max_num_seqs": seqs, "max_model_len": longest, "ranks": lanes}
     return SglangCase(
         limits=limits,
@@ -109,7 +113,7 @@ def small_case(seed: int) -> SglangCase:
         hash_block_size=size,
         max_concurrency=pick(0, 0, 1, 5),
         priority=rng.integers(0, 4, n),
-        tiers=host_memory(seed, limits) if policy.takes_stores else (),
+        tiers=tiers,
     )
 
 
@@ -123,6 +127,15 @@ def host_memory(seed: int, limits: Limits) -> tuple[Tier, ...]:
     read_s = float(rng.choice([0.0, 0.01, 1.0]))
     host = Tier("host", tokens, 1, read_s, 0.0, 0.0, "replica", write_after=0 if back else entered, on_eviction=back)
     return (host,) if tokens else ()
+
+
+def drafts(seed: int) -> Drafts | None:
+    """Half of the cases: up to four, with EAGLE's tree or the plain one."""
+    rng = np.random.default_rng([seed, 3])
+    most, length = int(rng.integers(1, 5)), float(rng.random())
+    if rng.random() < 0.5:
+        return None
+    return Drafts(most, str(rng.choice(["eagle", "draft_model"])), rates_of(1.0 + most * length, most))
 
 
 def newer_settings(pick: Any) -> dict[str, Any]:
@@ -162,6 +175,7 @@ def small_pipeline(seed: int) -> SglangCase:
     assert isinstance(case.times, BatchTimes)
     seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
     sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
+    case = replace(case, policy=case.policy.with_drafts(None))
     without: dict[str, Any] = {"enable_mixed_chunk": False, "enable_prefill_delayer": False, "max_queued_requests": 0}
     policy = replace(case.policy, **without, pipeline_parallel_size=stages)
     return replace(case, tiers=(), policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)

@@ -79,7 +79,7 @@ def pools(draw: st.DrawFn, kind: str) -> tuple[Limits, Settings, Any, int, int, 
         radix = kind == "sglang radix"
         needs = case.policy.schedule_policy == "shortest-prefill-first" and not radix
         order = "fcfs" if needs else case.policy.schedule_policy
-        policy = replace(case.policy, radix_cache=radix, schedule_policy=order)
+        policy = replace(case.policy.with_drafts(None), radix_cache=radix, schedule_policy=order)
     elif kind == "unified":
         case = draw(equality_unified.cases())
         policy = case.policy

@@ -54,7 +54,7 @@ def check_equal(case: SglangCase) -> None:
     for expected, found in zip(steps(case, stepping), steps(case, jumping), strict=True):
         assert np.array_equal(expected, found)
     if np.isin(jumping.requests["state"], (GONE, REFUSED)).all():
-        check_tokens(jumping)
+        check_tokens(jumping, case.policy.drafts.num_speculative_tokens if case.policy.drafts else 0)
 
 
 @settings(max_examples=CASES, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 
 from core.called import called
 from core.schedulers.sglang_rounds import SHARED, Ask, Engine, ask, engine
-from windtunnel.core.schedulers.sglang_tree.radix import descend
+from windtunnel.core.schedulers.sglang.tree.radix import descend
 from windtunnel.errors import InputError
 from windtunnel.policy import Sglang
 

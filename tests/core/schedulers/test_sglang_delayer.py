@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.schedulers.sglang_cases import by_core, two_ranks
-from windtunnel.core.schedulers.sglang_delayer import WINDOW, should_hold
+from windtunnel.core.schedulers.sglang.delayer import WINDOW, should_hold
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Sglang

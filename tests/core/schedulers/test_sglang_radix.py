@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from core.called import called
 from windtunnel.core.engine import Demand
 from windtunnel.core.records import NONE, attributes, records
-from windtunnel.core.schedulers.sglang_tree import eviction, radix
-from windtunnel.core.schedulers.sglang_tree.radix import TREE_OF_LANE, Tree
+from windtunnel.core.schedulers.sglang.tree import eviction, radix
+from windtunnel.core.schedulers.sglang.tree.radix import TREE_OF_LANE, Tree
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
@@ -19,6 +19,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 def put(tree, lanes, requests, r, tokens):  # type: ignore[no-untyped-def]
     request = requests[r]
     request.context, request.node = radix.descend(tree, lanes[0], r, 0, 0, tokens)
+    request.in_tree = request.context
     radix.offer(tree, lanes[0], radix.insert(tree, lanes[0], request, r, tokens))
     return request.context
 

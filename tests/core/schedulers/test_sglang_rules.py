@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.schedulers.sglang_rounds import SHARED, Engine, ask, engine
-from windtunnel.core.schedulers.sglang_memory import BEYOND
-from windtunnel.core.schedulers.sglang_tree.radix import FREE, LEFT, Tree
+from windtunnel.core.schedulers.sglang.memory import BEYOND
+from windtunnel.core.schedulers.sglang.tree.radix import FREE, LEFT, Tree
 from windtunnel.errors import InputError
 
 

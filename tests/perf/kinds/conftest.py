@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from kernel_tables import full_database, opened
 
+from perf.kernel_tables import full_database, opened
 from windtunnel.perf.database import Measured
 
 

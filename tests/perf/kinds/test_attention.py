@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import (
+
+from perf.kernel_tables import (
     EFFICIENCY,
     H100,
     LAUNCH,
     ask,
     took,
 )
-
 from windtunnel.hardware import device
 from windtunnel.perf.database import Measured
 from windtunnel.perf.kernel import Kernel

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_tables import (
+
+from perf.kernel_tables import (
     H100,
     ask,
     gemm_rows,
     took,
     write_table,
 )
-
 from windtunnel.hardware import device
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED

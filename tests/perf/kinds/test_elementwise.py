@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from kernel_tables import (
+
+from perf.kernel_tables import (
     ask,
     opened,
     write_table,
 )
-
 from windtunnel.perf.kernel_times import INTERPOLATED
 from windtunnel.perf.kinds.elementwise import Quantize
 

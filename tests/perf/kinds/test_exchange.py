@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import H100, exchange, exchange_rows, full_database, with_exchanges, write_table
 
+from perf.kernel_tables import H100, exchange, exchange_rows, full_database, with_exchanges, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tables import (
+
+from perf.kernel_tables import (
     EFFICIENCY,
     H100,
     TOKENS,
@@ -19,7 +20,6 @@ from kernel_tables import (
     took,
     write_table,
 )
-
 from windtunnel.deployment.engine import MOE_BACKENDS
 from windtunnel.hardware import device
 from windtunnel.perf.database import Database, Measured, open_database

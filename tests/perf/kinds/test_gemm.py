@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import (
+
+from perf.kernel_tables import (
     H100,
     TOKENS,
     ask,
@@ -17,7 +18,6 @@ from kernel_tables import (
     took,
     write_table,
 )
-
 from windtunnel.perf.database import Measured
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import H100, took, write_table
 
+from perf.kernel_tables import H100, took, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import (
+
+from perf.kernel_tables import (
     H100,
     TOKENS,
     ask,
@@ -16,7 +17,6 @@ from kernel_tables import (
     took,
     write_table,
 )
-
 from windtunnel.perf.corrections import ALL
 from windtunnel.perf.database import Database, Measured
 from windtunnel.perf.kernel import LAUNCH_GRAPH

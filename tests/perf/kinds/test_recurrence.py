@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from kernel_tables import TOKENS, ask, opened, write_table
 
+from perf.kernel_tables import TOKENS, ask, opened, write_table
 from windtunnel.perf.kernel_times import MEASURED, MODELLED
 from windtunnel.perf.kinds.recurrence import Recurrence
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from kernel_tables import H100
 
+from perf.kernel_tables import H100
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import read_config

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import H100, ask, full_database, opened, took, write_table
 
+from perf.kernel_tables import H100, ask, full_database, opened, took, write_table
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 from windtunnel.perf.kinds.latent_attention import LatentAttention
 from windtunnel.perf.kinds.sparse_attention import SparseAttention

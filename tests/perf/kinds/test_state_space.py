@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import H100, TOKENS, expert_rows, took, write_table
 
+from perf.kernel_tables import H100, TOKENS, expert_rows, took, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import full_database
 
+from perf.kernel_tables import full_database
 from windtunnel.deployment import Engine, Pool, capture_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import device

@@ -6,7 +6,7 @@ the last token of the prompt again: to it that is the known token.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.routing import between_caches, groups_in, routing_arrays, sends_kv
 from windtunnel.core.stores.chunks import note_again, use_of
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError

@@ -1,7 +1,7 @@
 """What a client keeps of a request between prefill and decode pools whose replica has failed: its tokens, of which the
 prompt of the next attempt is made, and when they came."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isnan, nan
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.disaggregation.handover import Handed
 from windtunnel.core.fleet.remains import Received
 from windtunnel.core.records import NONE, STALLS, State
+from windtunnel.dataclass import dataclass
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """What a replica that fails leaves behind: requests to be sent again with the tokens that they had, and empty lanes."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from windtunnel.core.engine import Fleet, Integers
 from windtunnel.core.fleet.tail import Tail
 from windtunnel.core.records import AT_DOOR, GONE, IGNORED, NONE, REFUSED, ROUTED_AHEAD, STALLS, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.dataclass import dataclass
 
 
 @dataclass(frozen=True)

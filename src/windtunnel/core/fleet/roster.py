@@ -1,12 +1,13 @@
 """Roster: which replicas are there, since when, and what becomes of them. It knows nothing of records."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.policy import Limits
 from windtunnel.policy.scaling import Autoscale, Lives, PoolLives
 

@@ -1,7 +1,6 @@
 """What an autoscaler sees of the replicas of its pool, read from the records."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from windtunnel.core.engine import Fleet, Floats, Integers
 from windtunnel.core.fleet.roster import STARTING, UP, Crew
 from windtunnel.core.records import AGAIN, AT_DOOR, NONE, QUEUED, ROUTED_AHEAD, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.dataclass import dataclass
 from windtunnel.policy.scaling import Look
 
 

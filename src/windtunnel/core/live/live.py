@@ -6,7 +6,7 @@ time that ``advance`` was given is final, but for the steps of a replica that fa
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,7 @@ from windtunnel.core.records import (
     attributes,
 )
 from windtunnel.core.seats import EMPTY, ENDS, SOONEST, WHO
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy import UserScheduler
 
@@ -349,7 +350,7 @@ class Live(Service):
         request["output"] -= spared
         request["overruns"] = True
         if lands:
-            from windtunnel.core.schedulers.sglang_memory import BEYOND
+            from windtunnel.core.schedulers.sglang.memory import BEYOND
 
             seats[BEYOND, seat] += spared
             request["ends"] -= spared

@@ -5,7 +5,7 @@ of slots alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS
 from windtunnel.core.loop import BROKEN_OFF
 from windtunnel.core.records import GONE, JUMPS, NONE, ROUTED, State
 from windtunnel.core.routing import between_caches, forget_replica
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Routing
 

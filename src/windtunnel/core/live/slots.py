@@ -47,7 +47,7 @@ def owners(keys: Any) -> Any:
 
 def _owners_in_tree(tree: Any) -> Any:
     """Whose tokens the nodes of SGLang's trees hold: all that the index of children leads to."""
-    from windtunnel.core.schedulers.sglang_tree.radix import standing
+    from windtunnel.core.schedulers.sglang.tree.radix import standing
 
     return np.unique(tree.nodes["request"][standing(tree)[1]])
 

@@ -4,7 +4,6 @@ A run of all pieces at once gives the same times, to the bit: the loop stops at 
 on with the next one.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from windtunnel.core.live.slots import grown, named, nobody
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import CAME, CURSOR, GONE, IGNORED, REFUSED, ROUTED, ROWS, STALLS
 from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import RANDOM
 

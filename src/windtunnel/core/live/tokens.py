@@ -6,10 +6,8 @@ A run whose requests are all known needs none of it: ``told`` is None there, and
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from windtunnel.core.compiled import INNER, part
+from windtunnel.core.compiled import chosen_by_types, part
 from windtunnel.core.dispatch import given_tokens, jump, latest_end, seated, wait
 from windtunnel.core.records import IGNORED, ROWS, Array, Group, Pool, State
 
@@ -85,12 +83,9 @@ def skip(state: State, told: Any, pool: Pool, group: Group, until: float) -> int
     return jump(state, pool, group, until) if told is None else wait(state, pool, group, until)
 
 
-INTO_CALLERS: Any = INNER | {"forceinline": True}
-
-
-@overload(skip, jit_options=INTO_CALLERS, strict=False)
 def _skip(state: Any, told: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001 - as that
     """What is not needed is not compiled."""
+    from numba import types
 
     def jumps(state: State, told: Any, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001
         return jump(state, pool, group, until)
@@ -99,3 +94,6 @@ def _skip(state: Any, told: Any, pool: Any, group: Any, until: Any) -> Any:  # n
         return wait(state, pool, group, until)
 
     return jumps if isinstance(told, types.NoneType) else waits
+
+
+chosen_by_types(skip, _skip, forceinline=True)

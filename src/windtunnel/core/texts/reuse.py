@@ -7,7 +7,6 @@ Requests are served one at a time. A text leaves all full blocks of its tokens b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.records import NONE, Array
+from windtunnel.dataclass import dataclass
 from windtunnel.workload import Workload
 from windtunnel.workload.texts import tree
 

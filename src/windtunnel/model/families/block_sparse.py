@@ -1,8 +1,9 @@
 """Block-sparse attention: a layer's own index decides which blocks of keys a query attends to."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_positive
 from windtunnel.model.keys import Keys
 from windtunnel.model.layers import Attention

@@ -1,8 +1,9 @@
 """Compressed attention: keys of several tokens in one cache entry, beside a window of single tokens (DeepSeek-V4)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.mixer import INDEX_KEYS, STRETCH, Mixer, index_key_bytes

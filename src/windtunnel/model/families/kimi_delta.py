@@ -1,8 +1,8 @@
 """Kimi delta attention: a gated delta rule that forgets each key channel at its own rate."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_positive
 from windtunnel.model.keys import Keys
 from windtunnel.model.layers import LinearAttention

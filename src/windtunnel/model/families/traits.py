@@ -4,10 +4,11 @@ The latter is refused by name instead of being read as something else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.model.families.earlier import (
     GPT,

@@ -7,9 +7,10 @@ number of equal requests, and that they could change places costs nothing.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.optimum.objective import Objective

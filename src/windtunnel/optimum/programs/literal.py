@@ -7,9 +7,10 @@ counted in blocks, and an evicted request computes prompt and generated tokens a
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO
 from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem

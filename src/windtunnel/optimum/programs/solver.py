@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from types import ModuleType
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.objective import Objective

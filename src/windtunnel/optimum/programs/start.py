@@ -1,9 +1,9 @@
 """Start index: the program of schedules without chunks, evictions and pauses. One count, how many of a class begin in
 which batch, says all, since they compute in every batch from then on."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.optimum.programs.flow import ADMIT, DECODE, Flow, Kind
 from windtunnel.optimum.rules import AS_BEGUN

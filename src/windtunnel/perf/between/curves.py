@@ -1,10 +1,10 @@
 """Curves: times between measured points of one axis, with the source of every value."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes, Sources, blended
 

@@ -11,12 +11,12 @@ a table.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
 

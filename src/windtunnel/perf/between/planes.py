@@ -6,12 +6,13 @@ equal numbers of cached tokens (requests × keys), which keeps to one side of th
 how well they predict its own columns, every second left out in turn, near the number of tokens that is asked.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import octaves

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text, whole_file, write_whole
 from windtunnel.perf.estimators.kinds import restored

@@ -1,10 +1,9 @@
 """Interpolation: straight lines between the measured points, the same efficiency beyond them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.points import Points

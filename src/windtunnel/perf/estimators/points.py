@@ -1,11 +1,12 @@
 """Points: where an operator is measured or asked, and how wrong a prediction of its times is."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernel import Kernel
 

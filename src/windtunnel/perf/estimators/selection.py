@@ -1,11 +1,11 @@
 """Selection: how wrong estimators are on points that they have not seen, and which settings are the best."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.points import Learner, Points

@@ -3,12 +3,12 @@
 The first two may come to less than nothing where they fit badly; that stands as it is, and is counted.
 """
 
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.points import Fitted, Points

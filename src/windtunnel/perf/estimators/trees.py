@@ -1,12 +1,12 @@
 """Trees: random forests and gradient boosting, trained by scikit-learn and read as plain arrays."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.points import Points

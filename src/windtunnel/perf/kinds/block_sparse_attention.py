@@ -5,10 +5,11 @@ TensorRT-LLM's tables are not believed: its prompts waited for the host (3 to 50
 decodes copied a pool of index keys in every step. vLLM's stand in for them, as they do for what SGLang's host held up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
 from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of

@@ -1,13 +1,14 @@
 """Collectives: shape, least cost, and their tables: the engine's own all-reduce, and NCCL for everything else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, log2
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend

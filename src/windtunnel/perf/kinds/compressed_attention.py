@@ -1,12 +1,13 @@
 """Compressed attention (DeepSeek-V4): shape, least cost, and tables of whole modules over (requests, keys) or (chunk,
 context)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between

@@ -1,10 +1,11 @@
 """Experts that exchange tokens in the kernel that multiplies them: shape, least cost, times from those of experts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured

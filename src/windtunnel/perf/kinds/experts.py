@@ -1,12 +1,13 @@
 """Mixtures of experts: shape, least cost, and a curve over tokens per measured layer shape and kernel; other shapes by
 the nearest one's efficiency."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, held_below

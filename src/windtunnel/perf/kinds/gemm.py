@@ -1,13 +1,14 @@
 """Matrix products: shape, least cost, and times of any (n, k) and number of rows from a grid of measured shapes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import blend, octaves

@@ -1,11 +1,12 @@
 """Hyper-connections (DeepSeek-V4): shape, least cost, and a curve over tokens for each side and hidden size."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, held_below
 from windtunnel.perf.database import Columns, Measured, Table, medians

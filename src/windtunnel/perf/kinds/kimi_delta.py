@@ -6,11 +6,11 @@ fastest is taken. The preview of vLLM that was measured waited 0.8 ms for the ho
 prompt; another engine's convolution stands in for it.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, octaves
 from windtunnel.perf.between.planes import BEYOND_CACHE

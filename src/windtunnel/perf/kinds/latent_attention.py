@@ -5,10 +5,11 @@ modules, from which the projections are taken off again. Modules of few requests
 needed to launch them, and then what exceeds the kernels alone is taken off as well.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, between
 from windtunnel.perf.between.planes import Plane, extend, named_kernel, one_kernel, plane_of

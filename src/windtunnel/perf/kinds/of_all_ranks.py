@@ -1,10 +1,11 @@
 """Kernels that every rank runs for the rows of all of them, such as a slice of a head that ranks share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured

@@ -5,11 +5,12 @@ and merge the results; a chunk of a prompt gathers the context before it.
 And kernels of GPUs that compute a part of every prompt each (prefill context parallelism)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Measured

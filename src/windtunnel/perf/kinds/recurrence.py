@@ -1,12 +1,12 @@
 """Linear attention: convolution and delta rule, of heads that decay as one (gated delta) or by channel (Kimi delta)."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
 from windtunnel.perf.database import Columns, Measured, Table, medians

@@ -1,9 +1,9 @@
 """Selective scans (Mamba-1): shape and least cost. The kernel database times none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from windtunnel.dataclass import dataclass
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernel import Efficiency, Kernel

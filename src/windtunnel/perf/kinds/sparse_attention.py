@@ -6,11 +6,12 @@ are their whole modules less the indexer, which takes its share of the time of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
 from windtunnel.perf.between.planes import Plane, extend, named_kernel, plane_of

@@ -1,8 +1,8 @@
 """Comparison of estimators on a profile: errors on held-out points by operator, and the one to take for each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.estimators.kinds import GRIDS, NEED_A_LIBRARY, grid
 from windtunnel.perf.estimators.points import Learner

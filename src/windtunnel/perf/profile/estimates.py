@@ -1,12 +1,13 @@
 """Estimates: a trained estimator for every operator of a profile, from its points or from a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.estimators.files import MANIFEST, Trained, load, save, train

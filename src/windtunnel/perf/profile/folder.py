@@ -6,13 +6,14 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json, read_text
 from windtunnel.perf.estimators.points import Points, points_of

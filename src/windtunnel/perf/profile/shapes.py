@@ -1,8 +1,9 @@
 """Shapes: what a profile's operators compute, as kernels, so that their work is known."""
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from typing import Any, Self
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.errors import InputError
 from windtunnel.model import MLA, MLP, Attention, MoE, Quantization

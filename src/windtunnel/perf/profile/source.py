@@ -1,11 +1,12 @@
 """Source: a profile's estimates as the predictor of a pool; what the profile lacks is modelled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device

@@ -14,11 +14,12 @@ between tokens comes out, mean tpot less the median gap: 37 ms for Nemotron-3 Su
 B200 (SGLang with 256 clients, the speed benchmarks of its cookbook's pages on the two).
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool, preset
 from windtunnel.deployment.engine import PIECES, WHOLE
 from windtunnel.model import MLA, CompressedAttention, LinearAttention, MoE, SelectiveScan, StateSpace

@@ -6,11 +6,12 @@ DeepSeek-V3 (arXiv 2412.19437, section 3.4) splits prompts and decodes so, vLLM 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.deployment.engine import AUTO, HIGH_THROUGHPUT
 from windtunnel.deployment.resolve import split_from

@@ -1,8 +1,9 @@
 """Operator: a kernel that a step runs; and those that every kind of layer is made of, in the formats of a pool."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool, preset
 from windtunnel.perf.kernel import RATES, Kernel
 from windtunnel.perf.kinds.collective import Collective, SummedInParts

@@ -1,11 +1,12 @@
 """Tables of a pool: the points at which they are asked, their sums by source and kind of operator, and those of the
 stages of a pipeline."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool, capture_sizes, preset
 from windtunnel.deployment.engine import DECODES_ALONE
 from windtunnel.deployment.spread_prompts import spreads_decodes

@@ -3,10 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.slo import goal_words
 from windtunnel.deployment.title import SIZES, device_name

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.title import device_name
 from windtunnel.errors import InputError, unknown

@@ -6,9 +6,10 @@ simulated as a whole afterwards, by the search of the space that is returned.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import SLO, Deployment, Link, Pool
 from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated

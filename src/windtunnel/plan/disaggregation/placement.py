@@ -7,9 +7,9 @@ is chosen alone; the second keeps transfers within a node, so that a layout is a
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from math import gcd
 from types import MappingProxyType
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Handover, Link, Pool, network
 from windtunnel.errors import InputError
 from windtunnel.plan.space import Candidate, Constraints, Enumeration, Space

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics import Interval, clean, request_metrics, spread
 from windtunnel.metrics.handed import parts_in_order
 from windtunnel.plan.capacity import capacity, capacity_draws

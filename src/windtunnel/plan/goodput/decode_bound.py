@@ -12,13 +12,13 @@ arrival + ttft + tpot · k_i. What fits at most is a flow: the earliest deadline
 per second of work, the best are taken first (what fits is a polymatroid, on which greed is optimal).
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import entry
+from windtunnel.dataclass import dataclass
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.bound import lower_hull
 

@@ -14,12 +14,12 @@ those are in use by its decodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import entry
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes

@@ -6,9 +6,9 @@ offered / (n · w), whatever the scheduler and the router do.
 """
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 

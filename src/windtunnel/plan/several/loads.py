@@ -8,10 +8,11 @@ by load for the least score that would still beat the best so far; most fail at 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import AnyJob, AnyReport, Entry, Job, Report, Standing, work

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.metrics import clean
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.several.loads import regret

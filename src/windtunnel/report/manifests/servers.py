@@ -7,9 +7,9 @@ parallel deployments (docs/serving/data_parallel_deployment.md); SGLang's ``--nn
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from windtunnel.dataclass import dataclass
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError
 from windtunnel.launch.facts import written

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.blocks import Cache
 from windtunnel.core.records import NONE
-from windtunnel.core.schedulers.sglang_tree.radix import Tree, roots, standing
+from windtunnel.core.schedulers.sglang.tree.radix import Tree, roots, standing
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.core.texts.owners import Texts
 from windtunnel.errors import InputError

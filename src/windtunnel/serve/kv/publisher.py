@@ -5,9 +5,10 @@ import json
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.serve.kv.events import Event
 

@@ -7,12 +7,12 @@ prompt is looked up among the texts that were served, prompt and answer, and onl
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 from struct import pack, unpack
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.serve.kv.events import Ledger
 from windtunnel.serve.pace import Pace
 

@@ -3,11 +3,11 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.serve.openai.requests import Asked, calls_text
 from windtunnel.serve.openai.shapes import Shape
 from windtunnel.serve.pace import Pace

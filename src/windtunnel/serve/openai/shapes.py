@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.serve.openai.requests import RefusedError
 
 KNOWN = frozenset(

@@ -7,9 +7,10 @@ A fork begins with the history of its parent and the live answer, a spawned conv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.workload.agents.talk import Talks, said, seconds_of
 

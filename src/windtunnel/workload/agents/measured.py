@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError
 
 Integers = npt.NDArray[np.int64]

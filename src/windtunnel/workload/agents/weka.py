@@ -8,10 +8,11 @@ github.com/callanjfox/kv-cache-tester at 94f6046, docs/TRACE_FORMAT.md of agenti
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import repeat
 from typing import Any, Literal, get_args
 
+from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, unknown
 from windtunnel.workload.texts import known_run, waits_for
 

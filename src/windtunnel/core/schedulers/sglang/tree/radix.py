@@ -51,8 +51,9 @@ TREE_OF_LANE: Fields = [
         "newest",
         "uses",  # clock of uses
         "page",  # tokens; beginnings are kept and found in whole pages
+        "pairs",  # 1: a token is found only with the one after it, which the drafter's KV of its place depends on
         "evicts",  # which leaf goes first: LRU, LFU, …
-        # host memory behind it (``sglang_tree.host``)
+        # host memory behind it (``host``)
         "host",  # tokens that it holds; 0: there is none
         "host_free",
         *("host_oldest", "host_newest"),  # of the leaves that may be dropped there
@@ -227,6 +228,14 @@ def strike(tree: Tree, node: int) -> None:
 
 
 @part
+def whole(lane: Lane, tokens: int) -> int:
+    """How many of a request's first ``tokens`` can be kept and found: whole pages; with EAGLE's drafts without the last
+    one (radix_cache.py: ``RadixKey.is_bigram``)."""
+    tokens = max(tokens - lane.pairs, 0)
+    return tokens - tokens % lane.page
+
+
+@part
 def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, length: int) -> int:
     """A node that is used now, as a child of its parent."""
     node = tree.room[FREE]
@@ -243,7 +252,7 @@ def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, leng
         copy = tree.copies[node]
         copy.kept = copy.gone = copy.below = copy.twin = 0
         copy.key = NONE
-    enter(tree, node, parent, token(tree, request, start + lane.page - 1))
+    enter(tree, node, parent, token(tree, request, start + lane.page - 1 + lane.pairs))
     return node
 
 
@@ -257,7 +266,7 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     tree.nodes[upper].hits, tree.nodes[upper].priority = record.hits, record.priority
     record.start += length
     record.length -= length
-    enter(tree, lower, upper, token(tree, record.request, record.start + lane.page - 1))
+    enter(tree, lower, upper, token(tree, record.request, record.start + lane.page - 1 + lane.pairs))
     if lane.host > 0:
         copy, whole = tree.copies[upper], tree.copies[lower]
         copy.kept, copy.gone, copy.below = whole.kept, whole.gone, whole.gone
@@ -267,20 +276,20 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
 
 @part
 def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int) -> tuple[int, int]:
-    """Follow the whole pages of the request's first ``tokens`` below a node at depth ``matched``, renewing what is
-    passed.
+    """Follow the request's first ``tokens``, whole pages, below a node at depth ``matched``, renewing what is passed.
 
     Returns (length, node) of the longest beginning that is there; a node in which it ends is split.
     """
-    tokens -= tokens % lane.page
+    pairs = lane.pairs
     while matched < tokens:
-        child = child_of(tree, node, token(tree, r, matched + lane.page - 1))
+        child = child_of(tree, node, token(tree, r, matched + lane.page - 1 + pairs))
         if child == NONE:
             break
         record = tree.nodes[child]
         lane.uses += 1
         record.used = lane.uses
-        length = common(tree.texts, record.request, r, matched, min(matched + record.length, tokens))
+        end = min(matched + record.length, tokens)
+        length = common(tree.texts, record.request, r, matched + pairs, end + pairs)
         length -= length % lane.page
         matched += length
         if length < record.length:
@@ -291,18 +300,16 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
 
 @part
 def insert(tree: Tree, lane: Lane, request: Request, r: int, tokens: int) -> int:
-    """Put the whole pages of the request's first ``tokens``, from where its node ends, into the tree; returns the new
-    end.
+    """Put the request's first ``tokens``, whole pages, from where its node ends, into the tree; returns the new end.
 
     None of them is held any more: those that were there before become free, the others evictable.
     """
-    held, tokens = request.context - request.context % lane.page, tokens - tokens % lane.page
-    present, node = descend(tree, lane, r, request.node, held, tokens)
+    present, node = descend(tree, lane, r, request.node, request.in_tree, tokens)
     if present < tokens:
         tree.nodes[node].children += 1
         node = new_node(tree, lane, node, r, present, tokens - present)
         lane.evictable += tokens - present
-    lane.free += tokens - held
+    lane.free += tokens - request.in_tree
     return node
 
 

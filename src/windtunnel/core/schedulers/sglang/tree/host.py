@@ -9,7 +9,7 @@ a node from eviction while it is written.
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Lane, Request
-from windtunnel.core.schedulers.sglang_tree.radix import Tree, lock, remove
+from windtunnel.core.schedulers.sglang.tree.radix import Tree, lock, remove
 
 FEWEST = 10
 """Tokens that come back from the host at least; fewer are computed (``load_back_threshold``)."""
@@ -220,6 +220,7 @@ def load(tree: Tree, lane: Lane, request: Request) -> None:
     lock(tree, lane, request.host_node, first)
     request.node = request.host_node
     request.context += tokens
+    request.in_tree = request.context
     request.on_host = 0
     lane.loading += tokens
     lane.read += tokens

@@ -12,7 +12,7 @@ import numpy as np
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
-from windtunnel.core.schedulers.sglang_memory import (
+from windtunnel.core.schedulers.sglang.memory import (
     BEYOND,
     MAX_ESTIMATED_NEW_TOKENS,
     expected_rest,
@@ -24,8 +24,8 @@ from windtunnel.core.schedulers.sglang_memory import (
     requeue,
     urgency,
 )
-from windtunnel.core.schedulers.sglang_tree.host import FEWEST, load, offer_on_host
-from windtunnel.core.schedulers.sglang_tree.radix import LRU, Tree, descend, lock, renew, unlock
+from windtunnel.core.schedulers.sglang.tree.host import FEWEST, load, offer_on_host
+from windtunnel.core.schedulers.sglang.tree.radix import LRU, Tree, descend, lock, renew, unlock, whole
 from windtunnel.core.schedulers.vllm_v1.speculation import MASK, mixed
 from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk
 from windtunnel.core.texts.owners import common
@@ -94,7 +94,7 @@ def refresh(tree: Tree, lane: Lane, requests: Array, scratch: Array) -> None:
         r = requests[r].next
     for i in range(count - 1, -1, -1):
         r = scratch[QUEUE, i]
-        _, node = descend(tree, lane, r, lane.root, 0, requests[r].prompt + requests[r].generated)
+        _, node = descend(tree, lane, r, lane.root, 0, whole(lane, requests[r].prompt + requests[r].generated))
         renew(tree, lane, node)
 
 
@@ -303,6 +303,7 @@ def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, tokens: 
     if np.isnan(request.scheduled):
         request.scheduled, request.cached_tokens = start, request.context
     request.filled, request.ends, request.state = request.context + tokens, NONE, PREFILLING
+    request.held = request.filled
     i = lane.top + lane.batch
     seats[WHO, i], seats[ENDS, i], seats[BEYOND, i] = r, NEVER, request.declared - request.generated
     lane.batch += 1
@@ -499,7 +500,7 @@ def has_place(
 
 @part
 def ask(lane: Lane) -> None:
-    """A prompt may enter this round, if all ranks agree; see ``sglang_delayer``."""
+    """A prompt may enter this round, if all ranks agree; see ``delayer``."""
     lane.prefillable, lane.asked_running, lane.asked_waiting = 1, lane.top, lane.waiting
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, PREFILL, Array, Fields, Group, Lane, Pool, State
-from windtunnel.core.schedulers.sglang_admission import places
+from windtunnel.core.schedulers.sglang.admission import places
 
 DELAYER_OF_POOL: Fields = [
     *((name, np.int64) for name in ("delays", "delay_passes")),

@@ -13,7 +13,7 @@ from numba.core.datamodel.models import TupleModel
 from numba.core.datamodel.registry import default_manager
 from numba.core.lowering import Lower
 
-PACKAGE = __name__.rpartition(".")[0]
+PACKAGE = __name__.rsplit(".", 2)[0]
 NAME_OF_TYPE = re.compile(rf'%"({re.escape(PACKAGE)}\.\d+)"')
 
 

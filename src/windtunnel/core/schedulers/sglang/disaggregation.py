@@ -7,7 +7,7 @@ that is retracted there keeps its KV on the host, and is the first to get memory
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_stall
 from windtunnel.core.records import PREFILLING, Array, Lane, Pool, State
-from windtunnel.core.schedulers.sglang_memory import BEYOND, MAX_ESTIMATED_NEW_TOKENS, allocate, give_back, paged
+from windtunnel.core.schedulers.sglang.memory import BEYOND, MAX_ESTIMATED_NEW_TOKENS, allocate, give_back, paged
 from windtunnel.core.seats import WHO, ends_at
 
 

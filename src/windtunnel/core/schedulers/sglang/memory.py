@@ -11,9 +11,9 @@ from typing import Any
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import ask_again, put_last, take_out_behind
 from windtunnel.core.records import DECODE, IGNORED, NONE, QUEUED, Array, Lane, Pool, Request, State
-from windtunnel.core.schedulers.sglang_tree.eviction import evict
-from windtunnel.core.schedulers.sglang_tree.host import adopt, copy_entered, part_on_host
-from windtunnel.core.schedulers.sglang_tree.radix import (
+from windtunnel.core.schedulers.sglang.tree.eviction import evict
+from windtunnel.core.schedulers.sglang.tree.host import adopt, copy_entered, part_on_host
+from windtunnel.core.schedulers.sglang.tree.radix import (
     LRU,
     Tree,
     credit,
@@ -24,6 +24,7 @@ from windtunnel.core.schedulers.sglang_tree.radix import (
     part_at,
     renew,
     unlock,
+    whole,
 )
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NEVER, NOW, TOKENS, WHO, find_next_end
 from windtunnel.core.step import depart
@@ -134,14 +135,15 @@ def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) ->
 def leave_out_the_last(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
     """Take those out of the running batch whose last token, by declared length, is in flight; returns how many (0.5,
     scheduler.py: ``_reqs_finishing_inflight``). 0.4.6 lets them decode once more."""
-    by_decode = lane.flying_decodes > 0 and lane.next_end <= lane.clock + 1
+    by_decode = lane.flying_decodes > 0 and (pool.reserve > 0 or lane.next_end <= lane.clock + 1)
     if not (pool.newer and pool.async_scheduling and (by_decode or lane.flying_prompts > 0)):
         return 0
     kept, end = 0, lane.top + lane.batch
     for i in range(end):
         ends, request = seats[ENDS, i], requests[seats[WHO, i]]
         if ends == NEVER:
-            last, held = seats[BEYOND, i] <= 1, request.filled
+            last = seats[BEYOND, i] <= 1 and (request.ends == NONE or request.promised > 0)
+            held = request.filled
         else:
             last, held = (
                 by_decode and ends == lane.clock + 1 and seats[BEYOND, i] == 0,
@@ -210,9 +212,14 @@ def allocate_prompts(tree: Any, fault: Array, pool: Pool, lane: Lane, seats: Arr
 @part
 def due(pool: Pool, lane: Lane, requests: Array, seats: Array, decodes: int) -> int:
     """Tokens of the pages that the decodes of the first seats begin in their next round."""
+    wanted = 0
+    if pool.reserve > 0:
+        for i in range(decodes):
+            request = requests[seats[WHO, i]]
+            wanted += paged(pool, max(request.held, committed(request) + pool.reserve)) - paged(pool, request.held)
+        return wanted
     if pool.page == 1:
         return decodes
-    wanted = 0
     for i in range(decodes):
         if held_by(lane, requests[seats[WHO, i]], seats[ENDS, i]) % pool.page == 0:
             wanted += pool.page
@@ -222,30 +229,54 @@ def due(pool: Pool, lane: Lane, requests: Array, seats: Array, decodes: int) -> 
 @part
 def allocate_decodes(tree: Any, fault: Array, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
     """Take what the next round of all running requests needs, after making room for a page of each."""
+    if pool.reserve > 0:
+        return allocate_ahead(tree, fault, pool, lane, requests, seats)
     wanted = due(pool, lane, requests, seats, lane.top)
     return allocate(tree, fault, pool, lane, wanted, lane.top * pool.page - wanted)
+
+
+@part
+def committed(request: Request) -> int:
+    """Tokens in memory of a request with drafts as far as the scheduler knows."""
+    return request.filled if request.ends == NONE else request.prompt + request.generated - 1
+
+
+@compiled
+def allocate_ahead(tree: Any, fault: Array, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+    """Let each running request hold ``pool.reserve`` tokens beyond those that are known: twice those of a step, because
+    one may be in flight (0.5: eagle_utils.py, ``eagle_prepare_for_decode``)."""
+    wanted, pages = 0, 0
+    for i in range(lane.top):
+        request = requests[seats[WHO, i]]
+        after = max(request.held, paged(pool, committed(request) + pool.reserve))
+        wanted += after - request.held
+        pages += after - paged(pool, request.held) if after > request.held else 0
+        request.held = after
+    spare = wanted + lane.top * pool.page - pages if pool.page > 1 else 0
+    return wanted == 0 or allocate(tree, fault, pool, lane, pages, spare)
 
 
 @compiled
 def look_up(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens: int) -> None:
     """What is in memory of a waiting request's first ``tokens``, and on the host behind it; its last known token is
     always computed."""
-    request.context, request.node = descend(tree, lane, r, lane.root, 0, tokens)
+    request.context, request.node = descend(tree, lane, r, lane.root, 0, whole(lane, tokens))
     if pool.newer:
         renew(tree, lane, request.node)
     if lane.host > 0:
         part_on_host(tree, request)
+    request.in_tree = request.context
 
 
 @part
 def enter(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens: int) -> int:
     """Put its whole pages into the tree for others to find; returns where they end. From 0.5 on a node ends where the
     prompt does, so that outputs can be evicted before prompts."""
-    node = insert(tree, lane, request, r, tokens)
+    depth, prompt = whole(lane, tokens), whole(lane, request.prompt)
+    node = insert(tree, lane, request, r, depth)
     if lane.host > 0:
         adopt(tree, lane, node, request.node)
     if pool.newer:
-        depth, prompt = tokens - tokens % pool.page, request.prompt - request.prompt % pool.page
         if lane.evicts != LRU or lane.write_after > 0:
             credit(tree, lane, node, depth, request.entered, request.priority)
             request.entered = max(request.entered, depth)
@@ -267,22 +298,24 @@ def keep(tree: Any, pool: Pool, lane: Lane, request: Request, r: int) -> None:
         if not pool.newer:
             renew(tree, lane, node)
         lock(tree, lane, node, request.node)
-        request.node = node
+        request.node, request.in_tree = node, whole(lane, request.filled)
     request.context = request.filled
 
 
 @part
 def give_back(tree: Any, pool: Pool, lane: Lane, request: Request, r: int, late: int) -> None:
-    """A request has finished; its last token has a place only if it was computed on, ``late``."""
-    tokens = request.prompt + request.output - 1 + late
+    """A request has finished; its last token has a place only if it was computed on, ``late``, or came with drafts
+    behind it."""
+    tokens = request.prompt + request.output - 1 + (late if pool.reserve == 0 else request.overshot)
+    held = tokens if pool.reserve == 0 else request.held
     if tree is not None and pool.radix_cache:
         if not pool.newer:
             renew(tree, lane, request.node)
-        lane.free += paged(pool, tokens) - (tokens - tokens % pool.page)
+        lane.free += paged(pool, held) - whole(lane, tokens)
         offer(tree, lane, enter(tree, pool, lane, request, r, tokens))
         unlock(tree, lane, request.node)
     else:
-        lane.free += paged(pool, tokens)
+        lane.free += paged(pool, held)
 
 
 @part
@@ -290,10 +323,10 @@ def take_back(tree: Any, pool: Pool, lane: Lane, request: Request, held: int, wa
     """Take the ``held`` tokens of a running request; evict from the tree what is then still short of ``wanted``."""
     lane.free += paged(pool, held)
     if tree is not None and pool.radix_cache:
-        lane.free -= request.context - request.context % pool.page
+        lane.free -= request.in_tree
         unlock(tree, lane, request.node)
         evict(tree, lane, wanted - (lane.free - lane.evictable))
-    request.context, request.node, request.entered = 0, NONE, 0
+    request.context, request.node, request.entered, request.in_tree = 0, NONE, 0, 0
 
 
 # Who is sent back when memory is short.
@@ -419,7 +452,10 @@ def send_back(
 ) -> None:
     """Take the memory of a seat's request; evict until each of the ``others`` can go on for a while."""
     request = requests[seats[WHO, i]]
-    held = held_by(lane, request, seats[ENDS, i])
+    held = held_by(lane, request, seats[ENDS, i]) if pool.reserve == 0 else request.held
+    if request.promised > 0:  # what its drafts in flight yield is lost
+        rows[lane.flying_row].discarded += 1
+        request.promised = request.overshot = 0
     if seats[ENDS, i] == NEVER or request.came:
         lane.kv_tokens -= held
     else:

@@ -22,9 +22,9 @@ from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipelines.stages import pipes
 from windtunnel.core.records import IDLE, IGNORED, NONE, QUEUED, ROWS, STEPPED, Array, Group, Lane, Pool, State
-from windtunnel.core.schedulers import sglang_turns
-from windtunnel.core.schedulers.sglang_admission import admit, open_round
-from windtunnel.core.schedulers.sglang_delayer import (
+from windtunnel.core.schedulers.sglang import turns as by_turns
+from windtunnel.core.schedulers.sglang.admission import admit, open_round
+from windtunnel.core.schedulers.sglang.delayer import (
     WINDOW,
     is_held_off,
     may_prefill,
@@ -33,7 +33,7 @@ from windtunnel.core.schedulers.sglang_delayer import (
     observe,
     spread_interval,
 )
-from windtunnel.core.schedulers.sglang_disaggregation import (
+from windtunnel.core.schedulers.sglang.disaggregation import (
     count_new,
     join,
     let_go,
@@ -43,8 +43,8 @@ from windtunnel.core.schedulers.sglang_disaggregation import (
     stage,
     unstage,
 )
-from windtunnel.core.schedulers.sglang_memory import (
-    BEYOND,
+from windtunnel.core.schedulers.sglang.drafts import drafts_of_pools, look_for_ends, set_context, settle, sit_down
+from windtunnel.core.schedulers.sglang.memory import (
     allocate_decodes,
     allocate_prompts,
     check,
@@ -63,10 +63,10 @@ from windtunnel.core.schedulers.sglang_memory import (
     take_pages,
     tell_refused,
 )
-from windtunnel.core.schedulers.sglang_tree.loads import room, set_host, waits
-from windtunnel.core.schedulers.sglang_tree.radix import EVICTION, radix_tree, with_more_nodes
-from windtunnel.core.schedulers.sglang_tree.radix import clear as clear_tree
-from windtunnel.core.schedulers.sglang_turns import (
+from windtunnel.core.schedulers.sglang.tree.loads import room, set_host, waits
+from windtunnel.core.schedulers.sglang.tree.radix import EVICTION, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang.tree.radix import clear as clear_tree
+from windtunnel.core.schedulers.sglang.turns import (
     LANE_FIELDS,
     POOL_FIELDS,
     REQUEST_FIELDS,
@@ -78,7 +78,7 @@ from windtunnel.core.schedulers.sglang_turns import (
     rest,
     set_pool,
 )
-from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
+from windtunnel.core.seats import PHASES, WHO
 from windtunnel.core.step import begin_boundary, count_released, depart, emit_first
 from windtunnel.core.texts.owners import begins
 
@@ -108,7 +108,7 @@ class Extra(NamedTuple):
     """What only this scheduler reads and writes."""
 
     tree: Any
-    """sglang_tree.radix.Tree, or None where no pool has a radix cache."""
+    """tree.radix.Tree, or None where no pool has a radix cache."""
     flying: Array
     """[tables of seats, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last
     decode is in it, in the order of the batch: a retraction may sort the seats before that is known."""
@@ -119,7 +119,9 @@ class Extra(NamedTuple):
     fault: Array
     """[3] what made the engine die, and two numbers for the message."""
     recent: Array
-    """[lanes, 16] sizes of the latest rounds with prompts; see ``sglang_delayer``."""
+    """[lanes, 16] sizes of the latest rounds with prompts; see ``delayer``."""
+    drafts: Any
+    """Which drafts are right (vllm_v1.speculation.Drafts), or None where there are none."""
     turns: Any
     """MicroBatches of the stages of pipelines, or None where there are none."""
 
@@ -136,7 +138,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     set_host(fleet, lanes, pool_of_lane)
     lanes["evicts"] = np.array([EVICTION[policy.radix_eviction_policy] for policy in fleet.policies])[pool_of_lane]
     requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
-    requests["node"], requests["name"] = NONE, np.arange(len(requests))
+    requests["node"], requests["name"], requests["id"] = NONE, np.arange(len(requests)), np.arange(len(requests))
     pools["seed"] = fleet.seed
     if demand.priority is not None:
         requests["priority"] = demand.priority
@@ -152,6 +154,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         keys=np.zeros((2, len(requests) + 2)),
         fault=np.zeros(3, dtype=np.int64),
         recent=np.zeros((len(lanes), WINDOW), dtype=np.int64),
+        drafts=drafts_of_pools(fleet, demand, pools, lanes, pool_of_lane),
         turns=micro_batches(pipes(fleet, lanes), lanes) if staged else None,
     )
 
@@ -279,17 +282,25 @@ def look_for_prompts(state: State, pool: Pool, i: int, start: float) -> None:
 
 
 @part
-def fill_round(state: State, pool: Pool, i: int, start: float) -> bool:
-    """Decide the round that was begun; False if it is idle."""
+def fill_with_prompts(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Let prompts enter the round that was begun; whether there are any."""
     extra, lane = state.extra, state.lanes[i]
-    seats = state.seats[lane.table]
-    found = prefill(state, extra, pool, lane, seats, start)
+    found = prefill(state, extra, pool, lane, state.seats[lane.table], start)
     if pool.delays:
         observe(pool, lane, extra.recent[i], found)
     if found:
         lane.interval_left = pool.interval
-    elif not extra.fault[0]:
+    return found
+
+
+@part
+def end_round(state: State, pool: Pool, i: int, found: bool, decodes: bool) -> bool:
+    """Decide what prompts have left open, if decodes may run; False if the round is idle."""
+    extra, lane = state.extra, state.lanes[i]
+    seats = state.seats[lane.table]
+    if decodes and not found and not extra.fault[0]:
         found = decode(state, extra, pool, lane, seats)
+    set_context(extra.drafts, lane, state.requests, seats)
     tell_refused(lane, state.requests)
     lane.idle = not found and not lane.flying
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
@@ -301,7 +312,7 @@ def fill_round(state: State, pool: Pool, i: int, start: float) -> bool:
 def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
     look_for_prompts(state, pool, i, start)
-    return fill_round(state, pool, i, start)
+    return end_round(state, pool, i, fill_with_prompts(state, pool, i, start), True)
 
 
 # What a round gives. With the overlap schedule it counts as computed when it takes off; the clock, tokens, ends and the
@@ -340,19 +351,7 @@ def take_off(state: State, pool: Pool, i: int, end: float) -> None:
     lane.kv_tokens += lane.step_decodes
     if lane.step_decodes > 0:
         resume(state, lane, seats, end)
-        end_decodes(state, pool, i, seats, lane.clock + 1, end, note_end)
-
-
-@part
-def sit_down(lane: Lane, requests: Array, seats: Array) -> None:
-    """Write down when those end whose prompts are done."""
-    for i in range(lane.top + lane.batch):
-        if seats[ENDS, i] == NEVER:
-            request = requests[seats[WHO, i]]
-            if request.ends != NONE:
-                seats[ENDS, i], seats[BEYOND, i] = request.ends, request.declared - request.output
-                if request.ends > lane.clock:
-                    ends_at(lane, seats, i, request.ends)
+        look_for_ends(state, pool, i, end, state.extra.drafts, flying[ENDING], note_end)
 
 
 @compiled
@@ -401,7 +400,7 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
             ended += 1
         end_request(tree, pool, lane, requests, r, end, goes_on)
     if lane.flying_prompts > 0:
-        sit_down(lane, requests, seats)
+        sit_down(pool, lane, requests, seats)
     for k in range(lane.flying_ends):
         r = flying[ENDING, k]
         if not was_dropped(requests, r):
@@ -410,6 +409,8 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
                 lane.kv_tokens -= requests[r].prompt + requests[r].output - 1 + late
                 ended += 1
             end_request(tree, pool, lane, requests, r, end, goes_on)
+    if pool.reserve > 0 and lane.flying_decodes > 0:
+        settle(lane, requests, seats, end)
     if lane.flying_ends > 0:
         close_up(lane, seats, lane.top, lane.top)
     lane.ended += ended
@@ -432,7 +433,10 @@ def look(state: State, pool: Pool, group: Group, start: float) -> bool:
     if pool.delays and not state.lanes[group.first_lane].held_off:  # such rounds do not ask, on any rank
         negotiate(state, pool, group)
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        found |= fill_round(state, pool, i, start)
+        found |= fill_with_prompts(state, pool, i, start)
+    decodes = not found or pool.reserve == 0  # with drafts prompts of one rank let the others wait
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        found |= end_round(state, pool, i, state.lanes[i].batch > 0, decodes)
     return found
 
 
@@ -496,7 +500,7 @@ def step_through(state: State, pool: Pool, group: Group, turns: Any) -> int:
     """A round of one stage, or the turn of a micro-batch."""
     if turns is None:
         return steps.step(state, pool, group, decide, conclude, pass_over, waits)
-    return sglang_turns.step(state, pool, group, turns, decide_round, log_round, take_off, land)
+    return by_turns.step(state, pool, group, turns, decide_round, log_round, take_off, land)
 
 
 # Many rounds at once.
@@ -516,6 +520,8 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
             return 0, 0, False
         lane.decodes = state.seats[i, PHASES, 0] = 0
         return FOREVER, 0, True
+    if pool.reserve > 0:
+        return 0, 0, False
     if ahead:
         busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0 or lane.flying_ends > 0
     if busy or (lane.head != NONE and (not lane.full or pool.preempts)):
@@ -556,7 +562,7 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, turns: An
     """Equal rounds of one stage, or of all micro-batches in turn."""
     if turns is None:
         return equal_steps(state, pool, group, until, steady, jumped)
-    return sglang_turns.jump(state, pool, group, until, turns, report_blocks)
+    return by_turns.jump(state, pool, group, until, turns, report_blocks)
 
 
 @part
@@ -569,7 +575,7 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
 def update_bound_through(state: State, pool: Pool, group: Group, turns: Any) -> None:
     """Of one stage, or of a pipeline."""
     if turns is not None:
-        sglang_turns.update_bound(state, pool, group, turns)
+        by_turns.update_bound(state, pool, group, turns)
         return
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
@@ -577,7 +583,7 @@ def update_bound_through(state: State, pool: Pool, group: Group, turns: Any) -> 
         settled = lane.idle or not pool.async_scheduling  # the ratio starts anew when nothing is in flight
         if lane.outstanding == 0 and lane.ended == 0 and lane.batch == 0 and settled:
             continue
-        decodes = lane.top - lane.ended
+        decodes = lane.top - lane.ended if pool.reserve == 0 else 0
         asked = lane.asking_head != NONE  # what it may give grows with every token of the running ones
         waits = lane.head == NONE or (lane.full and lane.ended == 0 and not pool.preempts)
         waits &= lane.flying_ends == 0 or not pool.newer  # its seat is empty already

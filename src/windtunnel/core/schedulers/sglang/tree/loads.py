@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import rank_time
 from windtunnel.core.compiled import part
 from windtunnel.core.records import Group, Pool, State
-from windtunnel.core.schedulers.sglang_tree.radix import LEFT
+from windtunnel.core.schedulers.sglang.tree.radix import LEFT
 
 FIRST_LAYER = 1.0 / 32
 """Of loading and computing what does not overlap: one layer of those that models usually have."""

@@ -2,8 +2,8 @@
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Lane
-from windtunnel.core.schedulers.sglang_tree.host import forget, is_kept, stay_on_host
-from windtunnel.core.schedulers.sglang_tree.radix import (
+from windtunnel.core.schedulers.sglang.tree.host import forget, is_kept, stay_on_host
+from windtunnel.core.schedulers.sglang.tree.radix import (
     FIFO,
     LFU,
     LRU,

@@ -30,10 +30,11 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
-from windtunnel.core.schedulers.sglang_admission import ORDERS
-from windtunnel.core.schedulers.sglang_delayer import DELAYER_OF_LANE, DELAYER_OF_POOL, UNLIMITED
-from windtunnel.core.schedulers.sglang_tree.eviction import evict
-from windtunnel.core.schedulers.sglang_tree.radix import TREE_OF_LANE
+from windtunnel.core.schedulers.sglang.admission import ORDERS
+from windtunnel.core.schedulers.sglang.delayer import DELAYER_OF_LANE, DELAYER_OF_POOL, UNLIMITED
+from windtunnel.core.schedulers.sglang.tree.eviction import evict
+from windtunnel.core.schedulers.sglang.tree.radix import TREE_OF_LANE
+from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as DRAFTS_OF_POOL
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST, WHO
 from windtunnel.core.step import begin_boundary, count_released
 
@@ -322,8 +323,10 @@ POOL_FIELDS: Fields = [
         "stages",
         "micro_batch",  # requests that run in one stage of a pipeline, but for those whose prompt ends in it
         "seed",  # of a queue that is shuffled
+        "reserve",  # tokens that a request with drafts holds beyond those that are known
     ),
     *DELAYER_OF_POOL,
+    *DRAFTS_OF_POOL,
 ]
 
 LANE_FIELDS: Fields = [
@@ -361,25 +364,33 @@ LANE_FIELDS: Fields = [
     *PIPE_OF_LANE,
 ]
 
-REQUEST_FIELDS: Fields = _integers(
-    "declared",  # tokens; the scheduler knows only this number
-    "filled",  # tokens in the cache after the round that computes its prompt
-    "node",  # where those before it end in the tree; locked from admission on
-    *("host_node", "on_host"),  # where what only the host has behind them ends, and its tokens
-    "ends",  # the clock at its last token; NONE until its prompt has run
-    "came",  # from another lane, and has not taken part in a round since
-    "made_way",  # when it was last sent back, it was for a more urgent one
-    "refused",  # the queue was full; 2: when a more urgent one came
-    "left_out",  # its last token is in flight, and it is not among the running ones any more
-    "entered",  # tokens of it that were put into the tree
-    "priority",
-    "joined",  # when it joined the queue, by the number of those before it
-    "processed",  # prompt tokens that had been computed then
-    "looked",  # known tokens when it was last looked at
-    "found",  # those that the order of the queue found in the tree
-    "name",  # what breaks ties of the response ratio
-    "routing_key",  # by which requests are routed; 0: none
-)
+REQUEST_FIELDS: Fields = [
+    *(
+        (name, np.int32) for name in ("id", "promised")
+    ),  # what its drafts are drawn for; what the round in flight yields
+    *_integers(
+        "declared",  # tokens; the scheduler knows only this number
+        "filled",  # tokens in the cache after the round that computes its prompt
+        "node",  # where those before it end in the tree; locked from admission on
+        *("host_node", "on_host"),  # where what only the host has behind them ends, and its tokens
+        "ends",  # the clock at its last token; NONE until its prompt has run
+        "came",  # from another lane, and has not taken part in a round since
+        "made_way",  # when it was last sent back, it was for a more urgent one
+        "refused",  # the queue was full; 2: when a more urgent one came
+        "left_out",  # its last token is in flight, and it is not among the running ones any more
+        "entered",  # tokens of it that were put into the tree
+        "priority",
+        "joined",  # when it joined the queue, by the number of those before it
+        "processed",  # prompt tokens that had been computed then
+        "looked",  # known tokens when it was last looked at
+        "found",  # those that the order of the queue found in the tree
+        "name",  # what breaks ties of the response ratio
+        "routing_key",  # by which requests are routed; 0: none
+        "in_tree",  # tokens of it in the tree that it keeps from eviction
+        "held",  # tokens in memory of one with drafts
+        "overshot",  # its last round yielded more than it was asked for
+    ),
+]
 
 
 def set_pool(pool: Any, limits: Any, policy: Any) -> None:
@@ -412,6 +423,7 @@ def set_pool(pool: Any, limits: Any, policy: Any) -> None:
     pool["delay_watermark"] = policy.prefill_delayer_token_usage_low_watermark
     pool["delay_queue_ratio"] = policy.prefill_delayer_queue_min_ratio
     pool["delay_most"] = policy.prefill_delayer_max_delay_ms / 1000
+    pool["reserve"] = policy.tokens_ahead
     pool["looks"] = 2 + policy.prefill_decode_interval
     if policy.enable_prefill_delayer:
         pool["looks"] += policy.prefill_delayer_max_delay_passes

@@ -1,0 +1,1 @@
+"""SGLang's scheduler: ``scheduler`` decides its rounds; the others are its parts."""
