@@ -14,7 +14,7 @@ from windtunnel.optimum.bounds import bounds, last_moments, most_batches, per_co
 from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
-from windtunnel.optimum.relaxation import classes_of, mean_e2el_bound
+from windtunnel.optimum.relaxation import classes_of, least_per_token, lines_below, mean_e2el_bound
 from windtunnel.policy import Limits
 
 COST = Cost(10.0, 2.0, 0.25, 0.125, 1.0)
@@ -172,20 +172,39 @@ def test_batches_up_to_the_end(name: str, value: float) -> None:
     assert most_batches(FOUR, COST, objective, value) == int((last - sum(plain.own)) / 10.0 + 1e-6)
 
 
-def test_classes_round_down() -> None:
-    prompt, output = np.array([10, 11, 50, 52, 90]), np.array([5, 5, 5, 40, 5])
-    one, *more = classes_of(prompt, output, 1)
-    assert (one.members, one.prompt, one.output, more) == (5, 10, 5, [])
-    found = sorted((one.members, one.prompt, one.output) for one in classes_of(prompt, output, 9))
-    assert found == [(1, 10, 5), (1, 11, 5), (1, 50, 5), (1, 52, 40), (1, 90, 5)]
-    assert classes_of(prompt, output, 3) != classes_of(prompt, output, 2)
-    assert [one.contexts for one in classes_of(np.array([1]), np.array([5]), 1)] == [10.0]
-    assert len(classes_of(np.full(9, 7), np.full(9, 3), 5)) == 1
+def test_classes_are_cut_where_most_is_gained() -> None:
+    """Seconds per token 1, 1, 4, 9 of 5, 5, 5, 40 tokens: the last brings (9 − 1) · 40 more, then the third 3 · 5."""
+    rates, output = np.array([9.0, 1.0, 4.0, 1.0]), np.array([40, 5, 5, 5])
+    for most, groups in ((1, [[1, 3, 2, 0]]), (2, [[1, 3, 2], [0]]), (3, [[0], [1, 3], [2]]), (9, [[0], [1, 3], [2]])):
+        assert [group.tolist() for group in classes_of(rates, output, most)] == groups
+
+
+def test_the_least_per_token_is_the_least_of_all_numbers_of_tokens() -> None:
+    prompt, output = np.array([1, 40, 300, 7]), np.array([300, 90, 40, 1])
+    for cost in (Cost(10.0, 1.0, 0.05, 0.01, 0.5), Cost(10.0, 2.0), Cost(10.0, 0.0, 0.25)):
+        problem = Problem.of(prompt, output, Limits(4, 512, 512, 512, 1), cost)
+        plain = []
+        for i, o in zip(prompt.tolist(), output.tolist(), strict=True):
+            so_far, brought = [], cost.per_token * i + cost.per_pair * i**2 + cost.per_sequence
+            for j in range(1, o + 1):
+                so_far.append(brought / j)
+                brought += cost.per_token + cost.per_sequence + per_context(cost) * (i + j)
+            plain.append(min(so_far))
+        assert least_per_token(problem, cost) == pytest.approx(plain, rel=1e-12)
+
+
+def test_lines_below_the_sum_of_the_smallest() -> None:
+    amounts = np.array([3.0, 1.0, 9.0, 2.0, 2.0])
+    sums = [0.0, 1.0, 3.0, 5.0, 8.0, 17.0]
+    lines = lines_below(amounts)
+    highest = [max(start + slope * z for start, slope in lines) for z in range(6)]
+    assert highest == pytest.approx(sums)
+    assert lines_below(np.full(7, 4.0)) == [(0.0, 4.0)]
 
 
 APPROVED: dict[tuple[int, int], float] = {
-    **{(20, 0): 531.1785172392858, (100, 0): 583.9441985633989, (400, 0): 687.542618098658},
-    **{(20, 1): 578.3630365446429, (100, 1): 615.5026422653822, (400, 1): 686.4320714980578},
+    **{(20, 0): 646.4106485732144, (100, 0): 690.3141697089222, (400, 0): 693.2591089876414},
+    **{(20, 1): 645.2225288666278, (100, 1): 699.1461071111418, (400, 1): 701.0837864246287},
 }
 
 

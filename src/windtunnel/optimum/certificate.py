@@ -30,7 +30,7 @@ MOST_STATES = 50_000
 """States times batches of the largest program that is given to the solver."""
 SEARCHED, RELAXED = 0.2, 0.3
 """Shares of the time limit for the search and for the relaxation, where a program follows."""
-SEARCHED_ALONE = 0.6
+SEARCHED_ALONE = 0.5
 """For the search where no program follows."""
 SEARCH_EACH = 1.0
 """Seconds of search for each request, at most."""

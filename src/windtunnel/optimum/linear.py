@@ -13,8 +13,8 @@ from windtunnel.errors import InputError
 Floats = NDArray[np.float64]
 CONSTANT = -1
 """Key of the constant in a row."""
-OPTIMAL = 0
-"""SciPy's word for it."""
+OPTIMAL, INFEASIBLE = 0, 2
+"""SciPy's words for it."""
 Row = Mapping[int, float]
 """Σ coefficient · variable, by the variable's number, and a constant."""
 
@@ -72,17 +72,17 @@ class LinearProgram:
         numbers, variables, values = zip(*entries, strict=True) if entries else ((), (), ())
         costs = np.zeros(len(self.ends))
         costs[list(self.costs)] = list(self.costs.values())
-        found = solve(
-            costs,
-            matrix((values, (numbers, variables)), shape=(len(self.rows), len(self.ends))),
-            [row.get(CONSTANT, 0.0) for row in self.rows],
-            method="highs-ipm",
-            options={"time_limit": seconds},
-        )
-        if found.status != OPTIMAL:
-            return np.zeros(len(self.rows))
-        weights: Floats = np.maximum(-found.ineqlin.marginals, 0.0)
-        return weights
+        of_rows = matrix((values, (numbers, variables)), shape=(len(self.rows), len(self.ends)))
+        constants = [row.get(CONSTANT, 0.0) for row in self.rows]
+        for presolve in (True, False):  # which has called programs infeasible that have a solution
+            options = {"time_limit": seconds, "presolve": presolve}
+            found = solve(costs, of_rows, constants, method="highs-ipm", options=options)
+            if found.status == OPTIMAL:
+                weights: Floats = np.maximum(-found.ineqlin.marginals, 0.0)
+                return weights
+            if found.status != INFEASIBLE:
+                break
+        return np.zeros(len(self.rows))
 
 
 def _solver() -> tuple[Any, Any]:

@@ -1,43 +1,53 @@
 """Relaxation: a bound on mean E2E latency by a linear program over completions.
 
-Between the completions of the k-th and the next request, a phase, n − k requests wait. So the sum of latencies is
-Σ (n − k) · (seconds of the phase), linear in the batches D of each phase and in the work done in it. What couples them:
-in each batch a request has at most one token, so what it has left after a phase is at most the batches that follow; in
-a phase at most n − k requests are computed, within the limits of each batch; who has ended has nothing left; a prompt
-that is not computed leaves all tokens to do. That is the trade between all at once, where each batch is cheap and all
-end late, and one after the other. Requests are put into classes of about equal lengths, each rounded down to its
-shortest, and phases by a share of the n completions: both only lower the bound. It holds for every scheduler, with
-chunks, pauses and evictions.
+Between two completions, a phase, as many requests wait as have not ended. So the sum of latencies is linear in the ends
+of phases, and these are base · (batches so far) + (work so far). Work so far is that of the requests that have ended
+and of those that run: the machine shares its time among many because that makes batches cheap, and then all of them end
+late. The program says how much of each:
 
-Two families of rows make up for fractions of requests. First, a request that ends by the k-th completion takes no more
-steps than there are batches N_k, and these are at least the k-th fewest steps; the line between both points bounds the
-share of a class that has ended. Second, a request that ends in batch c gives a token a batch at most, so after batch N
-it has given at least output − (c − N). Summed over all requests that is least if the shorter outputs end first, since
-max(0, output − delay) is submodular in both: so after the k-th completion at least Σ_r max(0, O_r − (N_r − N_k)⁺)
-tokens are out, with the outputs O_r in rising order, whichever request is the r-th to end.
+- Requests form groups by the phase in which they end. Which they are is open, how many is known: s in each group. A
+  request gets one token a batch at most, so a group gets at most s · D tokens in a phase of D batches. This is linear,
+  and it says how far a group must have come before its own phase.
+- A request with j of its O tokens has brought at least j · (least of its seconds per token), one that has ended all of
+  its seconds; the same for what both use of each limit, of which N batches have N times as much.
+- Requests are put into classes by their least seconds per token. Those of a class that have ended brought at least as
+  much as equally many of its smallest: a convex function of their number, bounded by lines. So nothing is lost by
+  lengths that differ within a class but for requests that run.
+
+Tokens that a group has a window of phases or more before it ends count when the window begins, which is later than they
+are. Chunks, pauses and evictions only add work, so the bound holds for every scheduler.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.dataclass import dataclass
-from windtunnel.optimum.bounds import earliest_events, linear_costs, per_context, to_last_token
+from windtunnel.optimum.bounds import Work, earliest_events, linear_costs, per_context, to_last_token
 from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.linear import CONSTANT, LinearProgram
 from windtunnel.optimum.problem import Problem
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-CELLS = (100, 400, 1000, 2500)
+Terms = list[tuple[float, int]]
+CELLS = (100, 400, 1000, 1600, 2500, 4000)
 """Classes times phases, of one program after the other while there is time."""
-GROWTH = 5
-"""Times as long as the program before the next one takes, about."""
+GROWTH = 1.5
+"""Power of the cells that the time grows with, at least."""
+PHASES = 2.5
+"""Phases of a program, in square roots of its cells."""
+WINDOW, LEAST_WINDOW = 2.0, 8
+"""Phases that a group is followed for, in shares of requests that run at once, and at least."""
+PLACES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares of a class at which what its smallest requests bring is touched by a line."""
+BINDING = 0.5
+"""A limit is left out that needs less than this share of the batches that another one needs."""
 TANGENTS = (0.25, 0.5, 0.75)
-"""Shares of an output at which the KV that its last tokens read is bounded by a line."""
+"""Shares of a phase's completions at which the sum of their ends is bounded by a line."""
+NOTHING = 1e-9
+"""Share of a sum that is rounding."""
 ROUNDING = 1 - 1e-7
 
 
@@ -54,13 +64,15 @@ def mean_e2el_bound(problem: Problem, seconds: float, cells: Sequence[int] = CEL
     good = sorted(costs, key=lambda cost: -float(to_last_token(problem, cost).alone.mean()))
     likely = _likely(problem, good)
     deadline, best = time.monotonic() + seconds, 0.0
-    for most in cells:
+    for number, most in enumerate(cells):
         began = time.monotonic()
         for cost in likely:
             phases = _Phases(problem, cost, earliest - first, most)
             best = max(best, phases.bound(max(deadline - time.monotonic(), 0.0)))
         now = time.monotonic()
-        if most >= len(problem) ** 2 or now + GROWTH * (now - began) > deadline:
+        if most >= len(problem) ** 2 or number == len(cells) - 1:
+            break
+        if now + (now - began) * (cells[number + 1] / most) ** GROWTH > deadline:
             break
     return best / len(problem) * ROUNDING - float((problem.arrival - first).mean())
 
@@ -71,62 +83,83 @@ def _likely(problem: Problem, costs: list[Cost]) -> list[Cost]:
     return list(dict.fromkeys([most, costs[0]]))
 
 
-@dataclass(frozen=True)
-class _Class:
-    """Requests as long as the shortest of them."""
+def least_per_token(problem: Problem, cost: Cost) -> Floats:
+    """Seconds beside the base per token that a request has so far, at least, whatever number of tokens that is.
 
-    members: int
-    prompt: int
-    output: int
+    With j tokens it has brought its prompt and j − 1 decodes of rising context, W(j). W(j)/j is least at 1, at the
+    output, or where the prompt's share and the context's are equal.
+    """
+    prompt, output, read = problem.prompt_tokens.astype(np.float64), problem.output_tokens, per_context(cost)
+    each = cost.per_token + cost.per_sequence + read * prompt
+    beyond = cost.per_token * prompt + cost.per_pair * prompt**2 + cost.per_sequence - each  # of the prompt
+    between = np.sqrt(2 * np.maximum(beyond, 0.0) / read) if read else np.ones_like(prompt)
+    places = (np.clip(place, 1, output) for place in (1, np.floor(between), np.ceil(between), output))
+    least: Floats = np.min([beyond / at + each + read * (at - 1) / 2 for at in places], axis=0)
+    return least
 
-    @property
-    def contexts(self) -> float:
-        """Generated tokens that the decodes of a request read."""
-        return self.output * (self.output - 1) / 2
 
-
-def classes_of(prompt: Integers, output: Integers, most: int) -> list[_Class]:
-    """So many classes at most, halved where rounding down takes the most."""
-    groups = [np.arange(len(prompt))]
-
-    def lost(group: Integers, of: Integers) -> float:
-        return float((of[group] - of[group].min()).sum() / of.sum())
-
+def classes_of(rates: Floats, output: Integers, most: int) -> list[Integers]:
+    """The requests of each class: so many classes at most, each cut where the lowest rates then stand for the least."""
+    groups = [np.argsort(rates, kind="stable")]
     while len(groups) < most:
-        worst = max(groups, key=lambda group: max(lost(group, prompt), lost(group, output)))
-        by = prompt if lost(worst, prompt) > lost(worst, output) else output
-        if lost(worst, by) == 0:
+        cuts = []
+        for number, group in enumerate(groups):
+            later = np.cumsum(output[group][::-1])[::-1]
+            gained = (rates[group] - rates[group[0]]) * later
+            cuts.append((float(gained.max()), number, int(gained.argmax())))
+        gain, number, at = max(cuts)
+        if gain <= 0:
             break
-        values = np.unique(by[worst])
-        cut = values[1:][np.argmin(np.abs(values[1:] - np.median(by[worst])))]
-        groups = [group for group in groups if group is not worst]
-        groups += [worst[by[worst] < cut], worst[by[worst] >= cut]]
-    return [_Class(len(group), int(prompt[group].min()), int(output[group].min())) for group in groups]
+        group = groups.pop(number)
+        groups += [group[:at], group[at:]]
+    return groups
+
+
+def lines_below(amounts: Floats) -> list[tuple[float, float]]:
+    """(start, slope) of lines below the sum of the z smallest amounts, for z from 0 to all.
+
+    The sum is convex in z, so the line that touches it at any place is below it everywhere.
+    """
+    rising = np.sort(amounts)
+    sums = np.cumsum(rising) - rising
+    places = sorted({min(int(share * len(rising)), len(rising) - 1) for share in PLACES})
+    return list(dict.fromkeys((float(sums[at] - rising[at] * at), float(rising[at])) for at in places))
 
 
 class _Phases:
-    """The linear program under one cost; every amount is of what is left after a phase."""
+    """The linear program under one cost; phases, groups and what is so far are numbered from 0."""
 
     def __init__(self, problem: Problem, cost: Cost, earliest: Floats, cells: int) -> None:
-        n = len(problem)
-        self.limits, self.cost, self.earliest = problem.limits, cost, earliest
-        self.prefill_tokens = problem.prefill_tokens
-        phases = min(n, max(int(cells**0.5 * 1.8), cells // n))
-        self.ranks = np.unique(np.round(np.linspace(0, n, phases + 1)).astype(int)).tolist()
-        self.classes = classes_of(problem.prompt_tokens, problem.output_tokens, max(cells // phases, 1))
-        self.per_context = per_context(cost)
-        self.steps = np.sort(to_last_token(problem, cost).steps)
+        n, self.cost, self.earliest, self.work = len(problem), cost, earliest, to_last_token(problem, cost)
+        self.output, least = problem.output_tokens, least_per_token(problem, cost)
+        most = min(n, max(int(PHASES * cells**0.5), cells // n))
+        self.classes = classes_of(least, self.output, max(cells // most, 1))
+        most = min(n, int((most * max(cells, most) / len(self.classes)) ** 0.5))
+        self.ranks = np.unique(np.round(np.linspace(0, n, most + 1)).astype(int)).tolist()
+        self.phases = len(self.ranks) - 1
+        uses = uses_that_bind(problem, self.work)
+        self.needs = [(self.work.own, least), *((total, per_token) for total, per_token, _ in uses)]
+        self.limits = [limit for *_, limit in uses]
+        self.window = self._window()
         self.program = LinearProgram()
-        self.longest = longest = float(to_last_token(problem, cost).alone.sum()) + float(problem.arrival.max())
-        last = len(self.ranks) - 1
-        self.batches = [self.program.variable(longest / max(cost.base, 1e-12)) for _ in range(last)]
-        self.times = [self.program.variable(longest) for _ in range(last)]
-        self.left = [self._class(one) for one in self.classes]
-        for phase in range(1, last + 1):
+        self.longest = float(self.work.alone.sum()) + float(problem.arrival.max())
+        self.batches = self._variables(self.longest / max(cost.base, 1e-12))
+        self.times = self._variables(self.longest)
+        self.ended = [self._variables(len(group)) for group in self.classes]
+        self.tokens = [self._tokens(group) for group in self.classes]
+        self.so_far = [self._variables(float(total.sum())) for total, _ in self.needs]
+        self.beyond = [[self._beyond(c, *need) for c in range(len(self.classes))] for need in self.needs]
+        for phase in range(self.phases):
             self._phase(phase)
-        for phase in range(1, last):
-            self._shares_that_end(phase)
-            self._tokens_out(phase)
+            self._rates(phase)
+        for group, ended, tokens in zip(self.classes, self.ended, self.tokens, strict=True):
+            self._outputs(self.output[group].astype(np.float64), ended, tokens)
+
+    def _window(self) -> int:
+        """Phases that a group is followed for."""
+        batches = max(float(total.sum()) / limit for (total, _), limit in zip(self.needs[1:], self.limits, strict=True))
+        running = float(self.output.sum()) / max(batches, 1.0)
+        return max(int(WINDOW * running / len(self.output) * self.phases), LEAST_WINDOW)
 
     def bound(self, seconds: float) -> float:
         """Sum of latencies, from the first arrival on (s).
@@ -134,127 +167,120 @@ class _Phases:
         Within a phase each request ends no earlier than the phase begins, nor than the earliest time of its rank; the
         sum of the larger of both is convex in the first, and bounded by lines.
         """
-        costs, add, constant = self.program.costs, self.program.at_least_zero, 0.0
-        for phase, end in enumerate(self.times, start=1):
+        costs, add = self.program.costs, self.program.at_least_zero
+        constant = float(self.earliest[: self.ranks[1] - 1].sum())
+        costs[self.times[0]] = 1.0
+        for phase, end in enumerate(self.times[1:], start=1):
             costs[end] = 1.0
-            inner = self.earliest[self.ranks[phase - 1] : self.ranks[phase] - 1]
-            if phase == 1:
-                constant = float(inner.sum())
-            elif len(inner):
+            inner = self.earliest[self.ranks[phase] : self.ranks[phase + 1] - 1]
+            if len(inner):
                 total = self.program.variable(len(inner) * self.longest)
                 costs[total] = 1.0
                 for late in sorted({round(share * len(inner)) for share in (0.0, *TANGENTS, 1.0)}):
                     rest = float(inner[late:].sum())
-                    add((1.0, total), (-float(late), self.times[phase - 2]), (-rest, CONSTANT))
+                    add((1.0, total), (-float(late), self.times[phase - 1]), (-rest, CONSTANT))
         return constant + self.program.bound(seconds)
 
-    def _class(self, one: _Class) -> list[list[list[tuple[float, int]]]]:
-        """Prompts, decodes, generated tokens that these read, and requests that are left after each phase."""
-        totals = (one.members, one.members * (one.output - 1), one.members * one.contexts, one.members)
-        left: list[list[list[tuple[float, int]]]] = []
-        for total in totals:
-            inner = [[(1.0, self.program.variable(float(total)))] for _ in range(len(self.ranks) - 2)]
-            left.append([[(float(total), CONSTANT)], *inner, []])
-        for amount in left:
-            for before, after in itertools.pairwise(amount):
-                self.program.at_least_zero(*before, *_times(-1.0, after))
-        more = one.output - 1
-        for prompts, decodes, contexts, requests in list(zip(*left, strict=True))[1:-1]:
-            add = self.program.at_least_zero
-            add(*requests, *_times(-1.0, prompts))
-            if not more:
-                continue
-            add(*decodes, *_times(-float(more), prompts))
-            add(*_times(float(more), requests), *_times(-1.0, decodes))
-            add(*_times(one.contexts, requests), *_times(-1.0, contexts))
-            add(*_times(float(more), decodes), *_times(-1.0, contexts))
-            for last in sorted({int(share * more) for share in TANGENTS} - {0}):
-                read = last * one.output - last * (last + 1) / 2
-                slope = one.output - last - 1
-                lines = (*_times(read - slope * last, requests), *_times(float(slope), decodes))
-                add(*lines, *_times(-1.0, contexts))
-        return left
+    def _variables(self, end: float) -> list[int]:
+        """One for each phase: what is so far at its end."""
+        return [self.program.variable(end) for _ in range(self.phases)]
 
-    def _done(self, c: int, phases: range, amount: int) -> list[tuple[float, int]]:
-        """What of an amount is done in these phases."""
-        left = self.left[c][amount]
-        return [*left[phases.start - 1], *_times(-1.0, left[phases.stop - 1])]
+    def _tokens(self, group: Integers) -> list[list[int]]:
+        """For each phase in which requests of a class may end, their tokens by phase; see ``_first``."""
+        total = float(self.output[group].sum())
+        return [
+            [self.program.variable(total) for _ in range(self._first(phase), phase + 1)] for phase in range(self.phases)
+        ]
+
+    def _first(self, ending: int) -> int:
+        """The first phase with an amount of its own, which stands for all before."""
+        return max(ending - self.window, 0)
+
+    def _given(self, c: int, phase: int) -> list[tuple[int, int]]:
+        """(The group's phase, its tokens of class c that count in a phase)."""
+        last = min(phase + self.window, self.phases - 1)
+        return [(end, self.tokens[c][end][phase - self._first(end)]) for end in range(phase, last + 1)]
+
+    def _beyond(self, c: int, total: Floats, least: Floats) -> list[int]:
+        """What those of a class that have ended brought beyond their tokens at the lowest rate; empty if nothing."""
+        group = self.classes[c]
+        beyond = np.maximum(total[group] - least[group].min() * self.output[group], 0.0)
+        if beyond.sum() <= NOTHING * total[group].sum():
+            return []
+        found = self._variables(float(beyond.sum()))
+        self._at_least(beyond, self.ended[c], found)
+        return found
+
+    def _at_least(self, amounts: Floats, ended: list[int], brought: list[int]) -> None:
+        """Those that have ended brought at least what equally many of the smallest do, and never less than before."""
+        add = self.program.at_least_zero
+        for start, slope in lines_below(amounts):
+            for now, some in zip(brought, ended, strict=True):
+                add((1.0, now), (-slope, some), (-start, CONSTANT))
+        for phase in range(1, self.phases):
+            add(*self._in_phase(brought, phase))
+
+    def _in_phase(self, so_far: list[int], phase: int) -> Terms:
+        """What a phase adds."""
+        return [(1.0, so_far[phase]), *([(-1.0, so_far[phase - 1])] if phase else [])]
+
+    def _outputs(self, outputs: Floats, ended: list[int], tokens: list[list[int]]) -> None:
+        """Who ends in a phase has all tokens by then; in the end all have."""
+        add = self.program.at_least_zero
+        given = self._variables(float(outputs.sum()))
+        self._at_least(outputs, ended, given)
+        for phase, own in enumerate(tokens):
+            add(*((1.0, each) for each in own), *_times(-1.0, self._in_phase(given, phase)))
+            add(*self._in_phase(ended, phase))
+        add((1.0, given[-1]), (-float(outputs.sum()), CONSTANT))
+        add((1.0, ended[-1]), (-float(len(outputs)), CONSTANT))
 
     def _phase(self, phase: int) -> None:
-        """What a phase's batches can do, and when it ends."""
-        add, n, limits = self.program.at_least_zero, self.ranks[-1], self.limits
-        ended, batches = self.ranks[phase - 1], [(1.0, self.batches[phase - 1])]
-        if phase > 1:
-            batches.append((-1.0, self.batches[phase - 2]))
-        add(*batches)
-        add((1.0, self.batches[phase - 1]), (-float(self.steps[self.ranks[phase] - 1]), CONSTANT))
-        computed, tokens, of_prompts, memory = [], [], [], []
-        work: list[tuple[float, int]] = []
-        waiting: list[tuple[float, int]] = []
-        for c, one in enumerate(self.classes):
-            prompts, decodes, contexts = (self._done(c, range(phase, phase + 1), amount) for amount in range(3))
-            waiting += self.left[c][3][phase]
-            add(*_times(float(one.members), batches), *_times(-1.0, [*prompts, *decodes]))
-            computed += [*prompts, *decodes]
-            tokens += [*_times(float(one.prompt), prompts), *decodes]
-            of_prompts += _times(float(one.prompt), prompts)
-            memory += [*_times(float(one.prompt), [*prompts, *decodes]), *contexts]
-            work += self._work_done(c, one, phase)
-        if phase < len(self.ranks) - 1:
-            add(*waiting, (-float(n - self.ranks[phase]), CONSTANT))
-            add(*_times(-1.0, waiting), (float(n - self.ranks[phase]), CONSTANT))
-        for most, used in (
-            (min(limits.max_num_seqs, n - ended), computed),
-            (limits.max_num_batched_tokens, tokens),
-            (self.prefill_tokens, of_prompts),
-            (limits.num_blocks * limits.block_size, memory),
-        ):
-            add(*_times(float(most), batches), *_times(-1.0, used))
-        end = (1.0, self.times[phase - 1])
-        add(end, (-self.cost.base, self.batches[phase - 1]), *_times(-1.0, work))
-        add(end, (-float(self.earliest[self.ranks[phase] - 1]), CONSTANT))
+        """What the batches so far can do, and when the phase ends."""
+        add, batches, end = self.program.at_least_zero, self.batches[phase], (1.0, self.times[phase])
+        last = self.ranks[phase + 1]
+        add(*self._in_phase(self.batches, phase))
+        add((1.0, batches), (-float(np.sort(self.work.steps)[last - 1]), CONSTANT))
+        add(end, (-float(self.earliest[last - 1]), CONSTANT))
+        ended: Terms = [(1.0, each[phase]) for each in self.ended]
+        add(*ended, (-float(last), CONSTANT))
+        add(*_times(-1.0, ended), (float(last), CONSTANT))
+        for number, so_far in enumerate(self.so_far):
+            given: Terms = []
+            for c, group in enumerate(self.classes):
+                least = float(self.needs[number][1][group].min())
+                given += [(-least, tokens) for _, tokens in self._given(c, phase)]
+            add(*self._in_phase(so_far, phase), *given)
+            can = [(self.limits[number - 1], batches)] if number else [end, (-self.cost.base, batches)]
+            add(*can, (-1.0, so_far[phase]), *((-1.0, each[phase]) for each in self.beyond[number] if each))
 
-    def _steps(self, one: _Class) -> int:
-        """Batches that a request takes part in at least."""
-        return one.output - 1 - (-one.prompt // self.prefill_tokens)
-
-    def _shares_that_end(self, phase: int) -> None:
-        """No class has ended more of its requests than the batches so far allow, given the fewest there can be."""
-        fewest = float(self.steps[self.ranks[phase] - 1])
-        for c, one in enumerate(self.classes):
-            more = self._steps(one) - fewest
-            if more > 0:
-                left = _times(more / one.members, self.left[c][3][phase])
-                self.program.at_least_zero((1.0, self.batches[phase - 1]), (-fewest - more, CONSTANT), *left)
-
-    def _tokens_out(self, phase: int) -> None:
-        """Tokens that are out after a phase: all of those that have ended, and what the others cannot give later."""
-        add, now = self.program.at_least_zero, self.batches[phase - 1]
-        outputs = np.sort(np.repeat([one.output for one in self.classes], [one.members for one in self.classes]))
-        ended = self.ranks[phase]
-        out: list[tuple[float, int]] = [(-float(outputs[:ended].sum()), CONSTANT)]
+    def _rates(self, phase: int) -> None:
+        """A token a batch for each request of a group, at most."""
+        given: dict[int, Terms] = {}
         for c in range(len(self.classes)):
-            out += [*self._done(c, range(1, phase + 1), 0), *self._done(c, range(1, phase + 1), 1)]
-        for later in range(phase + 1, len(self.ranks)):
-            group = outputs[self.ranks[later - 1] : self.ranks[later]]
-            before = self.program.variable(float(group.mean()))  # of each, at least: the sum is convex in the lengths
-            add((1.0, before), (-float(group.mean()), CONSTANT), (1.0, self.batches[later - 1]), (-1.0, now))
-            out.append((-float(len(group)), before))
-        add(*out)
-
-    def _work_done(self, c: int, one: _Class, phase: int) -> list[tuple[float, int]]:
-        """Seconds beside the base, from the first phase to the end of this one."""
-        cost = self.cost
-        amounts = (
-            cost.per_token * one.prompt + cost.per_pair * one.prompt**2 + cost.per_sequence,
-            cost.per_token + cost.per_sequence + self.per_context * one.prompt,
-            self.per_context,
-        )
-        done: list[tuple[float, int]] = []
-        for each, left in zip(amounts, self.left[c], strict=False):
-            done += [*_times(each, left[0]), *_times(-each, left[phase])]
-        return done
+            for end, tokens in self._given(c, phase):
+                given.setdefault(end, []).append((-1.0, tokens))
+        for end, terms in given.items():
+            of_all = [(1.0, self.batches[phase])]
+            batches = of_all if phase == self._first(end) else self._in_phase(self.batches, phase)
+            size = float(self.ranks[end + 1] - self.ranks[end])
+            self.program.at_least_zero(*_times(size, batches), *terms)
 
 
-def _times(factor: float, terms: list[tuple[float, int]]) -> list[tuple[float, int]]:
+def uses_that_bind(problem: Problem, work: Work) -> list[tuple[Floats, Floats, float]]:
+    """(What each request uses of a limit, per token so far at least, the limit), where it may say how many batches.
+
+    Blocks of later tokens are as many as of the first or more; of anything else the prompt's part comes first.
+    """
+    blocks = -(-problem.prompt_tokens // problem.limits.block_size)
+    per_token = [*(used / problem.output_tokens for used, _ in work.uses[:-1]), blocks.astype(np.float64)]
+    batches = [float(used.sum()) / limit for used, limit in work.uses]
+    return [
+        (used.astype(np.float64), least, float(limit))
+        for (used, limit), least, needed in zip(work.uses, per_token, batches, strict=True)
+        if needed >= BINDING * max(batches)
+    ]
+
+
+def _times(factor: float, terms: Terms) -> Terms:
     return [(factor * coefficient, variable) for coefficient, variable in terms]

@@ -89,6 +89,7 @@ def _of_dtype(dtype: Any) -> str:
     return f"{dtype.str}{dtype.itemsize}{dtype.descr if dtype.fields else ''}"
 
 
+@cache
 def machine() -> tuple[str, ...]:
     """What code is made for: as numba says it."""
     from llvmlite import binding
