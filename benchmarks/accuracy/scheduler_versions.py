@@ -12,6 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from windtunnel.deployment import Deployment
+from windtunnel.deployment.presets import PRESETS
 from windtunnel.deployment.versions import nearest_preset, version_key
 from windtunnel.errors import InputError
 from windtunnel.validation.served_points import Served, read_points
@@ -21,8 +22,13 @@ OLD, NEW = "sglang-0.4.6", "sglang-0.5"
 
 
 def with_rules(deployment: Deployment, preset: str) -> Deployment:
-    """The same servers of another version: of these two only the scheduler differs."""
-    pools = (replace(pool, engine=replace(pool.engine, preset=preset)) for pool in deployment.pools)
+    """The same servers of another version: of these two only the scheduler differs, also where it is named with
+    settings."""
+    pools = []
+    for pool in deployment.pools:
+        _, colon, settings = (pool.engine.scheduler or "").partition(":")
+        named = f"{PRESETS[preset].rules}{colon}{settings}" if pool.engine.scheduler else None
+        pools.append(replace(pool, engine=replace(pool.engine, preset=preset, scheduler=named)))
     return replace(deployment, pools=tuple(pools))
 
 

@@ -21,6 +21,7 @@ from windtunnel.model import Model, load_model
 from windtunnel.model.spec import PREDICTING, stages
 from windtunnel.policy.drafts import Drafts, rates_of
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
+from windtunnel.policy.settings import Settings
 
 ROLES = ("mixed", "prefill", "decode")
 """A pool computes whole requests, their prompts up to the first token, or what follows; see ``core.disaggregation``."""
@@ -76,6 +77,10 @@ class Pool:
         """Some layers, but not all, see only a window of the context."""
         return len({layer.window for _, layer in self.model.layers}) > 1
 
+    def _rules(self) -> Settings | None:
+        """The rules of the scheduler; None: the user's own."""
+        return own_rules(self.engine) if self.engine.scheduler is None else named_settings(self.engine.scheduler)
+
     @property
     def drafts(self) -> Drafts | None:
         """Speculation that is simulated step by step, in pools that serve whole requests and keep no KV elsewhere.
@@ -83,7 +88,7 @@ class Pool:
         engine, length = self.engine, self.engine.acceptance_length
         if not engine.num_speculative_tokens or length is None or self.role != "mixed" or self.stores:
             return None
-        rules = own_rules(engine) if engine.scheduler is None else named_settings(engine.scheduler)
+        rules = self._rules()
         if rules is None or not rules.takes_drafts:
             return None
         rates = rates_of(length, engine.num_speculative_tokens)
@@ -110,10 +115,13 @@ class Pool:
                 f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
                 "ended, and only its host work runs alongside the GPU"
             )
-        if self.engine.data_parallel_size > 1 and self.engine.backend == "trtllm":
+        rules = self._rules()
+        dealt = self.lockstep and self.role == "mixed" and rules is not None and rules.deals_out
+        if self.engine.data_parallel_size > 1 and self.engine.backend == "trtllm" and not dealt:
             found.append(
                 f"{chosen.name} hands new requests out to its ranks when it decides on a step, the longest first to "
-                "the rank with the fewest prompt tokens; here each has its rank when it comes, by vLLM's rule"
+                "the rank with the fewest prompt tokens; here each has its rank when it comes, by vLLM's rule "
+                "(scheduler='trtllm-1.0' deals them out in mixed pools whose ranks share experts)"
             )
         if self.engine.enable_dbo and self.engine.backend == "vllm":
             found.append(

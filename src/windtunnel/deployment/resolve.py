@@ -92,7 +92,9 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         chunked = named is None or named.chunked_prefill
     refuses = not chosen.enable_chunked_prefill if named is None else named.refuse_long_prompts
     ranks = engine.data_parallel_size if model.has_moe else 1
-    tokens, seqs = _batch_limits(engine, _defaults(device, chosen, ranks, chunked), length, chunked or refuses)
+    tokens, seqs = _batch_limits(
+        engine, _defaults(device, chosen, ranks, chunked, engine.num_speculative_tokens > 0), length, chunked or refuses
+    )
     resolved = replace(
         engine,
         max_model_len=length,
@@ -238,16 +240,17 @@ def _batch_limits(engine: Engine, defaults: tuple[int, int], length: int, any_le
     return tokens, seqs
 
 
-def _defaults(device: Device, chosen: EnginePreset, ranks: int, chunked: bool) -> tuple[int, int]:
+def _defaults(device: Device, chosen: EnginePreset, ranks: int, chunked: bool, drafts: bool) -> tuple[int, int]:
     """Tokens and requests by the device's memory: vLLM's; SGLang's ``chunked_prefill_size`` and
-    ``max_running_requests``, which ranks of attention share (server_args.py of 0.5); TensorRT-LLM's ``max_num_tokens``
+    ``max_running_requests``, which ranks of attention share (server_args.py of 0.5; with drafts 48 of them,
+    arg_groups/speculative_hook.py of 0.5.23); TensorRT-LLM's ``max_num_tokens``
     and ``max_batch_size`` (llm_args.py, 1.0). Before v1 vLLM asked no device (SchedulerConfig of 0.6)."""
     memory, backend = device.memory_bytes / GIB, chosen.backend
     if chosen.before_v1:
         return (512 if chunked else 2048), 256
     if backend == "sglang":
         tokens = 16384 if memory >= 160 else 8192 if memory >= 60 else 4096
-        return max(tokens // ranks, 1), max(2048 // ranks, 1)
+        return max(tokens // ranks, 1), max((48 if drafts and chosen.name == "sglang-0.5" else 2048) // ranks, 1)
     if backend == "trtllm":
         return 8192, 2048
     if memory >= 160:

@@ -163,7 +163,7 @@ class Distribution:
         values, upper = values[order], _upper(values[order]) - first
         cumulative = np.cumsum(shares[order])
         found = np.empty(len(ranks))
-        for number in np.unique(numbers):
+        for number in sorted(set(numbers.tolist())):  # np.unique imports numpy.ma, which takes longer
             asked, low = numbers == number, int(np.searchsorted(upper, number))
             before = (upto[number - 1] if number else 0) - (cumulative[low - 1] if low else 0)
             found[asked] = values[np.searchsorted(cumulative + before, ranks[asked], side="right")]

@@ -71,7 +71,10 @@ def decode_steps(steps: Steps) -> DecodeSteps:
 
 def lane_number(replica: Integers, rank: Integers) -> Integers:
     """One number for a replica and a rank of it."""
-    return replica.astype(np.int64) * 2**20 + rank
+    found = replica.astype(np.int64)
+    found *= 2**20
+    found += rank
+    return found
 
 
 def pooled_gaps(steps: Steps, more: Floats = NOTHING) -> tuple[Floats, Counts, Sequence[Floats]]:
@@ -125,7 +128,7 @@ def gaps_of_groups(
     first = steps.grouped.first
     rows = _decode_rows(steps, earlier.ends)
     at, later = _rows_joined(steps, rows, lane, time)
-    last = np.flatnonzero(np.diff(rows.lane, append=-1))
+    last = np.append(_opens(rows.lane)[1:], len(rows.lane))[: len(rows.lane)] - 1
     open_ends = dict(earlier.ends) | dict(zip(rows.lane[last].tolist(), rows.end[last].tolist(), strict=True))
     rest = Earlier(open_ends, lane[later], time[later])
     some = np.append(rows.paused, np.False_)[at]
@@ -170,19 +173,27 @@ def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
         rows, lane = rows[order], lane[order]
         del order
     start, end = log.start[rows], steps.ends_of(rows)
-    before = np.append(np.nan, end[:-1])[: len(end)]
-    opens = np.flatnonzero(np.diff(lane, prepend=-1))
+    before = np.empty(len(end))
+    before[1:] = end[:-1]
+    opens = _opens(lane)
     before[opens] = [ended.get(number, np.nan) for number in lane[opens].tolist()]
     return DecodeRows(rows, lane, start, end, before, ~(start <= before + TOLERANCE))
+
+
+def _opens(lane: Integers) -> Integers:
+    """Where each lane begins, in rows lane by lane."""
+    found = np.ones(len(lane), dtype=np.bool_)
+    np.not_equal(lane[1:], lane[:-1], out=found[1:])
+    return np.flatnonzero(found)
 
 
 def _rows_joined(steps: Steps, rows: DecodeRows, lane: Integers, time: Floats) -> tuple[Integers, NDArray[np.bool_]]:
     """(For each join the row in whose first step the request may decode first, -1 if it goes on within a row or there
     is none; whether the row comes later)."""
-    first, counts = steps.grouped.first, steps.run.iterations.steps[rows.row]
+    first, steps_of_row = steps.grouped.first, steps.run.iterations.steps
     at, later = np.full(len(lane), -1, dtype=np.int64), np.ones(len(lane), dtype=np.bool_)
     order = np.argsort(lane, kind="stable")
-    numbers = np.unique(rows.lane)
+    numbers = rows.lane[_opens(rows.lane)]
     bounds = [np.searchsorted(rows.lane, numbers, side=side) for side in ("left", "right")]
     joins = [np.searchsorted(lane[order], numbers, side=side) for side in ("left", "right")]
     for low, high, begin, until in zip(*bounds, *joins, strict=True):
@@ -190,8 +201,9 @@ def _rows_joined(steps: Steps, rows: DecodeRows, lane: Integers, time: Floats) -
         since = time[mine] - TOLERANCE
         found = low + np.searchsorted(rows.start[low:high], since)
         before = np.maximum(found - 1, low)
-        latest = steps.ends[first[rows.row[before]] + np.maximum(counts[before] - 2, 0)]
-        within = (found > low) & (counts[before] > 1) & (latest >= since)
+        counts = steps_of_row[rows.row[before]]
+        latest = steps.ends[first[rows.row[before]] + np.maximum(counts - 2, 0)]
+        within = (found > low) & (counts > 1) & (latest >= since)
         at[mine] = np.where(within | (found >= high), -1, found)
         later[mine] = ~within & (found >= high)
     return at, later
@@ -272,7 +284,8 @@ def _joins(steps: Steps) -> tuple[Integers, Floats]:
     stalled = np.zeros(len(requests.id), dtype=np.bool_)
     stalled[stalls.request] = True
     some = np.flatnonzero(stalled[who])
-    decodes[some] &= ~np.isin(who[some] + 1j * time[some], stalls.request + 1j * stalls.last_token)
+    if len(some):
+        decodes[some] &= ~np.isin(who[some] + 1j * time[some], stalls.request + 1j * stalls.last_token)
     return lanes_at(steps, who[decodes], time[decodes]), time[decodes]
 
 

@@ -209,6 +209,11 @@ class Settings:
         return self
 
     @property
+    def deals_out(self) -> bool:
+        """Ranks get their requests when a step is decided."""
+        return False
+
+    @property
     def takes_drafts(self) -> bool:
         """Speculation is simulated step by step."""
         return False

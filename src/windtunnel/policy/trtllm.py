@@ -58,6 +58,9 @@ class Trtllm(Settings):
     """With reuse, a prompt whose next block another one computes just now is passed over until it is there, and whole
     blocks that are found count neither as memory nor as tokens; otherwise, and with STATIC_BATCH, that is not known in
     time."""
+    deals_out: bool = True
+    """Ranks with attention data parallelism get requests when a step is decided, the longest prompt first to the rank
+    with the fewest tokens of prompts; otherwise when they come."""
     enable_balance: bool = False
     """Ranks with attention data parallelism admit prompts together (attention_dp_config)."""
     timeout_iters: int = 50

@@ -66,6 +66,7 @@ def policy(config: Mapping[str, Any]) -> Trtllm:
     return Trtllm(
         chunked_prefill=config["enable_chunked_prefill"],
         chunk_unit_size=config["chunk_unit_size"] or 0,
+        deals_out=False,  # the recorder sent requests to the ranks in turn
         **{name: config[name] for name in SAME_NAME},
     )
 

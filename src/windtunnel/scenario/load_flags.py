@@ -433,12 +433,14 @@ class Load:
         return with_concurrency(found, self.max_concurrency) if self.max_concurrency else found
 
     def _read(self, trace: str, seed: int) -> "Workload":
-        from windtunnel.workload import AllAtOnce, builtin, builtin_names, head, load_trace
+        from windtunnel.workload import AllAtOnce, builtin, builtin_names, head
 
         if trace in builtin_names():
             return builtin(trace, seed=seed, num_requests=self.num_prompts)
         if "/" not in trace and "." not in trace and not Path(trace).exists():
             raise unknown("trace", trace, builtin_names())
+        from windtunnel.workload import load_trace  # with all formats of traces
+
         drawn = AllAtOnce() if self.redraws else None
         found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns(), answers=self.answers_told)
         if self.num_prompts is None:

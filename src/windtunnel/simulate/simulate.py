@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from windtunnel.core.disaggregation import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
-from windtunnel.core.fleet.pools import run as run_pools
-from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.core.stores.chunks import require_taking
 from windtunnel.core.texts.kinds import computed_again, reuse_by_kind, why_again
@@ -181,11 +179,15 @@ def _record(
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
         if changes:
+            from windtunnel.core.fleet.pools import run as run_pools
+
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
             handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked, folds=True)
         return handed, about_waits(crossing.rules, handed)
     if changes:
+        from windtunnel.core.fleet.service import run as run_service
+
         return run_service(fleet, demand, numbers[0], uniforms[0]), []
     return run_core(fleet, demand, numbers[0], uniforms[0], folds=True), []
 

@@ -1,4 +1,10 @@
-"""Workloads: what arrives when, how long it is, and where it comes from."""
+"""Workloads: what arrives when, how long it is, and where it comes from.
+
+What reads and writes files of requests is imported when it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Modulated, Poisson, Ramp, Renewal, Replay
 from windtunnel.workload.builtin import builtin, builtin_names
@@ -16,10 +22,8 @@ from windtunnel.workload.lengths import (
     Uniform,
     Zipf,
 )
-from windtunnel.workload.own_files import save
 from windtunnel.workload.prompts import prefix_repetition, sessions
 from windtunnel.workload.synthetic import generate, stream
-from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
     copies,
@@ -33,6 +37,12 @@ from windtunnel.workload.transforms import (
     with_sessions,
     with_think_time_at_most,
 )
+
+if TYPE_CHECKING:
+    from windtunnel.workload.own_files import save
+    from windtunnel.workload.traces import FORMATS, load_trace
+
+_HOME = {"FORMATS": "traces", "load_trace": "traces", "save": "own_files"}
 
 __all__ = [
     "FORMATS",
@@ -77,3 +87,9 @@ __all__ = [
     "with_sessions",
     "with_think_time_at_most",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -27,10 +27,7 @@ from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key, load, store
-from windtunnel.perf.tabulate.host import block_tables, dispatch, host_tables
-from windtunnel.perf.tabulate.micro_batches import overlap
 from windtunnel.perf.tabulate.operator import Operator
-from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
 from windtunnel.perf.user_kernels import databases
 
@@ -77,7 +74,14 @@ def _stage(
 
 
 def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabulated:
-    """Ask the predictor for every operator of the pool and lay the answers on tables."""
+    """Ask the predictor for every operator of the pool and lay the answers on tables.
+
+    All kinds of kernels are imported here: tables that are kept need none of them.
+    """
+    from windtunnel.perf.tabulate.host import block_tables, dispatch, host_tables
+    from windtunnel.perf.tabulate.micro_batches import overlap
+    from windtunnel.perf.tabulate.operators import asked_of, operators
+
     ax = axes(pool, corrections)
     splits, provenance = Splits(ax), []
     ask = remember(partial(operator_times, ax=ax, predictor=source))

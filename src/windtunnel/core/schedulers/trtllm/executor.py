@@ -46,6 +46,7 @@ from windtunnel.core.schedulers.trtllm.capacity import (
     pause,
     stage,
 )
+from windtunnel.core.schedulers.trtllm.dealing import deal, door_of, may_deal, take_place
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -59,7 +60,6 @@ from windtunnel.core.seats import (
     count,
     end_decodes,
     ends_at,
-    sit,
     skip_decodes,
     stand_up,
     start_leaving,
@@ -81,6 +81,7 @@ POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("batch_waits", "batch_wait_iters")),
     ("batch_wait_tokens", np.float64),
     *((name, np.int64) for name in ("balances", "gathering_iters")),
+    ("deals", np.int64),  # ranks get their requests when a step is decided
     *((name, np.int64) for name in ("plain_blocks_first",)),
     *((name, np.int64) for name in ("partial", "copies")),  # the beginning of a block is shared as well
 ]
@@ -91,6 +92,7 @@ LANE_FIELDS: Fields = [
     ("offering", np.int64),  # prompts that are computed, and that nobody can find before their step has ended
     ("batch_wait", np.int64),  # steps that prompts have waited for others
     *((name, np.int64) for name in ("unbalanced", "gathering")),  # of the first rank; see ``balance``
+    ("load", np.int64),  # tokens of its active prompts; see ``deal``
     # the plan of a step
     *((name, np.int64) for name in ("planned", "fitting", "pauses", "closed", "coming_blocks")),
     *((name, np.int64) for name in ("picked", "takes_part", "taken", "chunked_tokens", "cut", "waits")),
@@ -116,6 +118,8 @@ class Extra(NamedTuple):
     """[lanes, seats] seats of the prompts that take part in the step that is planned."""
     coming: Array
     """[seats] keys of the blocks that its prompts compute first."""
+    dealt: Array
+    """[seats of all ranks of a replica] requests that get their ranks."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -124,7 +128,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     Raises:
         InputError: pools that reuse blocks have unlike ones.
     """
-    for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
+    roles = fleet.roles or ("mixed",) * len(pools)
+    for pool, limits, policy, role in zip(pools, fleet.limits, fleet.policies, roles, strict=True):
         policy.check(limits)
         for name in SETTINGS:
             pool[name] = getattr(policy, name)
@@ -139,6 +144,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["batch_wait_iters"] = policy.batch_wait_timeout_iters
         pool["batch_wait_tokens"] = policy.batch_wait_max_tokens_ratio * limits.max_num_batched_tokens
         pool["balances"], pool["gathering_iters"] = policy.enable_balance, policy.batching_wait_iters
+        pool["deals"] = policy.deals_out and role == "mixed"
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     width = 2 * int(pools["max_num_seqs"].max()) + 32
     cache = None
@@ -148,7 +154,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
             raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that reuse blocks")
         parts = any(policy.shares_parts for policy in fleet.policies)
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes, parts)
-    return Extra(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64))
+    dealt = np.zeros(max(fleet.lanes) * int(pools["max_num_seqs"].max()), dtype=np.int64)
+    return Extra(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64), dealt)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -174,9 +181,9 @@ def check(state: State) -> None:
 
 
 @part
-def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request into the queue."""
-    put_last(lane, state.requests, r)
+    put_last(door_of(state, pool, lane), state.requests, r)
 
 
 # A step: its plan.
@@ -186,11 +193,7 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
 def activate(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
     """Requests take a seat, in order, while there is one."""
     while lane.head != NONE and lane.active < pool.max_num_seqs:
-        r = pop_first(lane, requests)
-        lane.waiting += 1  # it has not begun
-        sit(lane, seats, r)
-        lane.running -= 1
-        lane.active += 1
+        take_place(lane, seats, pop_first(lane, requests))
 
 
 @part
@@ -321,8 +324,11 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next step of every lane: (whether anything is scheduled, whether any request had to go)."""
     start, first, last = max(group.now, group.end), group.first_lane, group.first_lane + group.num_lanes
     steps.begin_boundary(group, state.lanes)
+    if may_deal(pool, group, state.lanes):
+        deal(pool, group, state.lanes, state.requests, state.seats, state.extra.dealt)
     for i in range(first, last):
-        activate(pool, state.lanes[i], state.requests, state.seats[i])
+        if not pool.deals or group.num_lanes == 1:
+            activate(pool, state.lanes[i], state.requests, state.seats[i])
         plan(state, pool, i)
     if pool.balances and group.num_lanes > 1:
         balance(pool, group, state.lanes)
@@ -557,6 +563,8 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps as possible; see ``core.jump``."""
+    if may_deal(pool, group, state.lanes):
+        return 0
     done = equal_steps(state, pool, group, until, steady, jumped)
     if done > 0 and pool.balances and group.num_lanes > 1:
         first, generating = group.first_lane, True
