@@ -28,12 +28,12 @@ PREPARATIONS: list[Callable[[], None]] = []
 ONE_AT_A_TIME = RLock()
 
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 """Of every compiled function: no fast-math, so additions keep their order; ``_nrt``: nothing is allocated, so nothing
-is reference-counted."""
+is reference-counted; nothing in C calls it."""
 
-INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Of those that only compiled functions call: their wrappers are a fifth of the compile time."""
+INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True}
+"""Of those that only compiled functions call."""
 
 
 @cache

@@ -192,3 +192,31 @@ def test_with_priorities_the_least_urgent_goes_if_it_is_less_urgent() -> None:
     # d throws c out, which came after b; e is no more urgent than b
     assert scheduler.rounds(6) == ["extend a3", "decode a1", "extend d3", "decode d1", "extend b3", "decode b1"]
     assert refused_of(scheduler) == ["c", "e"]
+
+
+def drafting(method: str, accept: float) -> dict[str, object]:
+    return {"k": 3, "method": method, "accept": accept}
+
+
+@pytest.mark.parametrize(("accept", "rounds"), [(1.0, 2), (0.0, 8)])
+def test_a_round_yields_the_drafts_that_are_right_and_one_more(accept: float, rounds: int) -> None:
+    scheduler = newer(ask("a", 10, 9), spec=drafting("draft_model", accept))
+    assert scheduler.rounds(rounds + 2) == ["extend a10", *["decode a4"] * rounds, "idle"]
+    assert scheduler.finished("a")
+
+
+def test_memory_is_held_for_two_rounds_ahead_and_all_of_it_comes_back() -> None:
+    scheduler = newer(ask("a", 10, 9), spec=drafting("draft_model", 1.0), disable_radix_cache=True)
+    left = [(scheduler.rounds(1), scheduler.available)[1] for _ in range(3)]
+    assert left == [1000 - 10, 1000 - (10 + 2 * 4), 1000]
+
+
+@pytest.mark.parametrize(("method", "found"), [("draft_model", 8), ("eagle", 7)])
+def test_eagle_finds_a_token_only_with_the_one_after_it(method: str, found: int) -> None:
+    later = (ask("b", [*SHARED[:8], -1, -2], 1),)
+    scheduler = newer(
+        ask("a", [*SHARED[:8], -3], 1), later=later, spec=drafting(method, 0.0), disable_radix_cache=False
+    )
+    scheduler.rounds(1)
+    scheduler.arrive("b")
+    assert scheduler.rounds(1) == [f"extend b{10 - found}"]

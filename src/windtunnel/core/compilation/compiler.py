@@ -21,16 +21,17 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
-from numba.core.typed_passes import AnnotateTypes
+from numba.core.typed_passes import AnnotateTypes, BaseNativeLowering, NativeLowering
 from numba.core.typing.templates import builtin_registry
 from numba.extending import intrinsic, overload, typeof_impl
 
 from windtunnel.core.compilation.direct import STANDARD, WAY_IN, text_of_way_in
 from windtunnel.core.compilation.kept import KeptCode
+from windtunnel.core.compilation.whole_tuples import LowerWhole, text_of
 from windtunnel.core.kernels import give_back_memory
 
-WRAPPERS = ("_ZN7cpython", "cfunc.")
-"""Begin the names of the functions that numba adds to an entry, by which Python and C call it."""
+WRAPPER = "_ZN7cpython"
+"""Begins the name of the function that numba adds to an entry, by which Python calls it."""
 OF_NUMBA = ("numba_", "NRT_")
 """Begin the names of numba's own functions, which code that is called without it must not need."""
 
@@ -42,14 +43,18 @@ class _NoMachine:
         """The environment is that of the entry."""
 
 
-class Unoptimised(JITCodeLibrary):
+class Translated(JITCodeLibrary):
+    """Code as it was translated: to optimise functions before they are linked takes longer than it saves."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """As numba does, but unverified and unoptimised."""
+        self._final_module.link_in(parse_assembly(normalize_ir_text(text_of(ir_module))))
+
+
+class Unoptimised(Translated):
     """The code of one function, which only an entry links, with that of all functions that it calls."""
 
     codegen = _NoMachine()
-
-    def add_ir_module(self, ir_module: Any) -> None:
-        """As numba does, but unverified: the entry is."""
-        self.add_llvm_module(parse_assembly(normalize_ir_text(str(ir_module))))
 
     def finalize(self) -> None:
         """Nothing is linked here: what is left is kept as a string of bits, a tenth of the module."""
@@ -71,7 +76,7 @@ class Unoptimised(JITCodeLibrary):
         return 0
 
 
-class Linked(JITCodeLibrary):
+class Linked(Translated):
     """The code of an entry."""
 
     def finalize(self) -> None:
@@ -98,10 +103,10 @@ class Linked(JITCodeLibrary):
     def _add_way_in(self) -> None:
         """Give the function a way in: see ``direct``."""
         made = [each for each in self._final_module.functions if not each.is_declaration]
-        own = [each for each in made if not each.name.startswith(WRAPPERS)]
+        own = [each for each in made if not each.name.startswith(WRAPPER)]
         if len(own) == 1:
-            text = text_of_way_in(own[0].name, (str(each.type) for each in own[0].arguments))
-            self.add_llvm_module(parse_assembly(text))
+            text = text_of_way_in(own[0].name, [each.type for each in own[0].arguments])
+            self._final_module.link_in(parse_assembly(text))
 
     def _optimize_final_module(self) -> None:
         """LLVM's passes, once: numba's first ones are for counting references. Loops here are short: unrolled they are
@@ -116,7 +121,7 @@ class Linked(JITCodeLibrary):
         """Where the code needs numba."""
         every = list(self._final_module.functions)
         helpers = [f"@{each.name}(" for each in every if _needs_numba(each)]
-        own = [each for each in every if not each.is_declaration and not each.name.startswith(WRAPPERS)]
+        own = [each for each in every if not each.is_declaration and not each.name.startswith(WRAPPER)]
         if any(helper in text for text in map(str, own) for helper in helpers):
             for each in own:
                 if each.name.startswith(WAY_IN):
@@ -159,6 +164,14 @@ class UseLinked(UseLibrary):
     _name, kind = "use_linked", Linked
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class UseLowerWhole(BaseNativeLowering):
+    """Of both: their way from numba's language to LLVM's."""
+
+    _name: Any = "lower_whole"
+    lowering_class = LowerWhole
+
+
 NEEDLESS = {
     "annotate_types",
     "dump_parfor_diagnostics",
@@ -177,7 +190,7 @@ They look for it in every function, and after each the variables' lives are coun
 
 
 class InnerCompiler(CompilerBase):
-    """numba's own passes but the needless ones, and that one."""
+    """numba's own passes but the needless ones, and those two."""
 
     library: type[UseLibrary] = UseUnoptimised
 
@@ -186,7 +199,8 @@ class InnerCompiler(CompilerBase):
         every = DefaultPassBuilder.define_nopython_pipeline(self.state)
         every.add_pass_after(self.library, AnnotateTypes)
         manager = PassManager(every.pipeline_name)
-        manager.passes = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
+        chosen = [(each, says) for each, says in every.passes if each._name not in NEEDLESS]
+        manager.passes = [(UseLowerWhole if each is NativeLowering else each, says) for each, says in chosen]
         manager.finalize()
         return [manager]
 

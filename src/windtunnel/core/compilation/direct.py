@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,25 +160,58 @@ def _engine_of(code: bytes, absent: list[str]) -> Any:
     return engine
 
 
-def text_of_way_in(name: str, given: Iterable[str]) -> str:
+def text_of_way_in(name: str, given: list[Any]) -> str:
     """In LLVM's language: the function that takes a table and calls that of this name, whose arguments have these
-    types; the first two say where its result and its error go."""
-    kinds, lines = list(given), list[str]()
-    for i, kind in enumerate(kinds[2:]):
-        lines.append(f"%at{i} = getelementptr i64, ptr %table, i64 {i}")
-        if kind == "i1":
-            lines += [f"%byte{i} = load i8, ptr %at{i}", f"%value{i} = trunc i8 %byte{i} to i1"]
-        else:
-            lines.append(f"%value{i} = load {kind}, ptr %at{i}")
-    passed = "".join(f", {kind} %value{i}" for i, kind in enumerate(kinds[2:]))
+    types, as llvmlite says them; the first two say where its result and its error go."""
+    lines: list[str] = []
+    named: dict[str, str] = {}
+    at, passed = 0, []
+    for kind in given[2:]:
+        value, at = _read(kind, at, lines, named)
+        passed.append(f"{_word(kind, named)} {value}")
     return "\n".join(
         (
-            f'declare i32 @"{name}"({", ".join(kinds)})',
+            *named.values(),
+            f'declare i32 @"{name}"({", ".join(_word(kind, named) for kind in given)})',
             f'define i32 @"{WAY_IN}{name}"(ptr %result, ptr %table) {{',
             "%error = alloca ptr",
             *lines,
-            f'%ended = call i32 @"{name}"(ptr %result, ptr %error{passed})',
+            f'%ended = call i32 @"{name}"({", ".join(("ptr %result", "ptr %error", *passed))})',
             "ret i32 %ended",
             "}",
         )
     )
+
+
+def _read(kind: Any, at: int, lines: list[str], named: dict[str, str]) -> tuple[str, int]:
+    """(An argument, or a part of one, which begins at this place of the table; where the next one begins)."""
+    word = _word(kind, named)
+    if kind.is_struct or kind.is_array:
+        whole = "poison"
+        inner = list(kind.elements) * (kind.element_count if kind.is_array else 1)
+        for i, each in enumerate(inner):
+            value, at = _read(each, at, lines, named)
+            lines.append(f"%whole{len(lines)} = insertvalue {word} {whole}, {_word(each, named)} {value}, {i}")
+            whole = lines[-1].split(" ", 1)[0]
+        return whole, at
+    lines.append(f"%at{at} = getelementptr i64, ptr %table, i64 {at}")
+    if word == "i1":
+        lines += [f"%byte{at} = load i8, ptr %at{at}", f"%value{at} = trunc i8 %byte{at} to i1"]
+    else:
+        lines.append(f"%value{at} = load {word}, ptr %at{at}")
+    return f"%value{at}", at + 1
+
+
+def _word(kind: Any, named: dict[str, str]) -> str:
+    """How a type is written; of a struct with a name, that, and what it is goes to ``named``."""
+    text = str(kind)
+    if not (kind.is_struct and kind.name):
+        for each in kind.elements if kind.is_struct or kind.is_array else ():
+            _word(each, named)
+        return text
+    word = text.split(" = ", maxsplit=1)[0]
+    if word not in named:
+        named[word] = text
+        for each in kind.elements:
+            _word(each, named)
+    return word
