@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from optimum.replayed import replay, replay_in_core
 from windtunnel.errors import InputError
 from windtunnel.optimum import heuristics
+from windtunnel.optimum.bounds import bounds
 from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.heuristics import best_simulated, served_by_core, simulated
 from windtunnel.optimum.objective import MAKESPAN, MEAN_E2EL, MEAN_TTFT
@@ -162,6 +163,22 @@ def test_of_many_requests_the_core_says_which_scheduler_is_best(monkeypatch: pyt
     assert by_core is not None
     values = [check(problem, found[1]).value(MEAN_E2EL) for found in (one_by_one, by_core)]
     assert values[1] == pytest.approx(values[0], rel=1e-9)
+
+
+def test_of_many_requests_long_ones_begin_first_with_some_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests, by their own numbers, in fewer batches than in the given order."""
+    monkeypatch.setattr(heuristics, "MOST_TOKENS", 0)
+    rng = np.random.default_rng(1)
+    prompt, output = rng.integers(1, 9, 80), np.minimum(rng.lognormal(3.0, 0.8, 80).astype(np.int64) + 1, 150)
+    problem = Problem.of(prompt, output, Limits(32, 64, 200, 400, 1), Cost(100.0, 1.0))
+    found = best_simulated(problem, MAKESPAN)
+    monkeypatch.setattr(heuristics, "NOISES", ())
+    given = best_simulated(problem, MAKESPAN)
+    assert found is not None
+    assert given is not None
+    assert found[0].startswith(f"{given[0]}, longest first with noise 0.")
+    before, after = (check(problem, schedule).value(MAKESPAN) for _, schedule in (given, found))
+    assert bounds(problem).makespan <= after < before
 
 
 def test_the_best_of_many_is_not_worse_than_one() -> None:

@@ -249,7 +249,7 @@ class Workload:
             "burstiness": "inf" if np.isinf(self.burstiness) else self.burstiness or None,
             "total_prompt_tokens": int(self.prompt_tokens.sum()),
             "total_output_tokens": int(self.output_tokens.sum()),
-            "sessions": np.count_nonzero(np.diff(np.sort(self.session[self.session >= 0]), prepend=-1)),
+            "sessions": int(np.count_nonzero(np.diff(np.sort(self.session[self.session >= 0]), prepend=-1))),
             "hash_block_size": self.hash_block_size,
             "max_concurrency": self.max_concurrency,
             **({"lanes": self.lanes} if self.lanes else {}),
