@@ -21,6 +21,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
+from numba.core.registry import cpu_target
 from numba.core.typed_passes import AnnotateTypes, BaseNativeLowering, NativeLowering
 from numba.core.typing.templates import builtin_registry
 from numba.extending import intrinsic, overload, typeof_impl
@@ -36,6 +37,13 @@ OF_NUMBA = ("numba_", "NRT_")
 """Begin the names of numba's own functions, which code that is called without it must not need."""
 
 
+def _passes() -> Any:
+    """LLVM's passes. Loops here are short: unrolled they are slower, and a tenth of the work."""
+    options = create_pipeline_tuning_options(speed_level=3)
+    options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
+    return create_pass_builder(cpu_target.target_context.codegen()._tm, options)
+
+
 class _NoMachine:
     """In place of the code generator of a function without machine code: there is nothing to point at."""
 
@@ -44,11 +52,16 @@ class _NoMachine:
 
 
 class Translated(JITCodeLibrary):
-    """Code as it was translated: to optimise functions before they are linked takes longer than it saves."""
+    """Code as it was translated, each function optimised alone."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        """As numba does, but unverified and unoptimised."""
-        self._final_module.link_in(parse_assembly(normalize_ir_text(text_of(ir_module))))
+        """As numba does, but unverified."""
+        module = parse_assembly(normalize_ir_text(text_of(ir_module)))
+        passes = _passes()
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.getFunctionPassManager().run(function, passes)
+        self._final_module.link_in(module)
 
 
 class Unoptimised(Translated):
@@ -109,11 +122,8 @@ class Linked(Translated):
             self._final_module.link_in(parse_assembly(text))
 
     def _optimize_final_module(self) -> None:
-        """LLVM's passes, once: numba's first ones are for counting references. Loops here are short: unrolled they are
-        slower, and a tenth of the work."""
-        options = create_pipeline_tuning_options(speed_level=3)
-        options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
-        passes = create_pass_builder(self._codegen._tm, options)
+        """LLVM's passes, once: numba's first ones are for counting references."""
+        passes = _passes()
         passes.getModulePassManager().run(self._final_module, passes)
         self._leave_out_way_in()
 
