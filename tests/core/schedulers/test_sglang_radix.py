@@ -67,7 +67,7 @@ class Cache:
         self.number = {token: number for number, token in enumerate(sorted({*chain(*prompts)}))}
         self.tree: Tree = radix.radix_tree(demand, lanes)
         self.lanes = attributes(lanes)
-        self.requests = attributes(records(n, [("context", np.int64), ("node", np.int64)]))
+        self.requests = attributes(records(n, [(name, np.int64) for name in ("context", "node", "in_tree")]))
 
     @property
     def nodes(self) -> list[int]:

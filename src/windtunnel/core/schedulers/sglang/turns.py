@@ -365,9 +365,8 @@ LANE_FIELDS: Fields = [
 ]
 
 REQUEST_FIELDS: Fields = [
-    *(
-        (name, np.int32) for name in ("id", "promised")
-    ),  # what its drafts are drawn for; what the round in flight yields
+    ("id", np.int64),  # what its drafts are drawn for
+    ("promised", np.int32),  # what the round in flight yields
     *_integers(
         "declared",  # tokens; the scheduler knows only this number
         "filled",  # tokens in the cache after the round that computes its prompt

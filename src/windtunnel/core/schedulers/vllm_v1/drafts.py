@@ -64,11 +64,11 @@ LANE_FIELDS: Fields = [  # its own first: numba takes a record for a kind of any
 
 REQUEST_FIELDS: Fields = [
     ("latest", np.float64),  # end of the latest step that gives it a token
+    ("id", np.int64),  # what its drafts are drawn for
     ("token_before", np.float64),  # when it got the tokens before the latest ones
     *(
         (name, np.int32)
         for name in (
-            "id",  # what its drafts are drawn for
             "max_tokens",  # declared
             "blocks",  # that it holds
             "drafts",  # proposed to follow the known tokens
