@@ -80,8 +80,8 @@ def sglang_scheduler(seed: int) -> None:
     order = case.policy.schedule_policy
     order = "lpm" if order == "shortest-prefill-first" else order
     delayed = case.policy.enable_prefill_delayer and not case.policy.ignore_eos
-    others = {"radix_cache": False, "schedule_policy": order, "enable_prefill_delayer": delayed}
-    policy = replace(case.policy.with_drafts(None), **others)
+    policy = replace(case.policy.with_drafts(None), enable_prefill_delayer=delayed, schedule_policy=order)
+    policy = replace(policy, radix_cache=False)
     tokens = max(case.limits.max_num_batched_tokens, 0 if policy.chunked_prefill else policy.longest_round(case.limits))
     limits = replace(case.limits, max_num_batched_tokens=tokens)
     rounds = {"max_num_batched_tokens": tokens, "max_num_seqs": limits.max_num_seqs, "max_model_len": 200}
