@@ -2,13 +2,16 @@
 
 import gc
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 import pytest
+from numba.core.datamodel.registry import default_manager
 
 from windtunnel.core import compiled, kernels
 from windtunnel.core.compilation import compiler
+from windtunnel.core.records import Play
 
 
 def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> None:
@@ -84,3 +87,38 @@ def test_what_is_to_be_called_does_not_become_a_part_of_the_parts_that_call_it(
 
     assert outer(3.0) == 7.0
     assert [inlined(between), inlined(called)] == [True, False]
+
+
+class Elsewhere(NamedTuple):
+    """A named tuple that is not of ``core``."""
+
+    number: int
+    share: float
+
+
+def test_named_tuples_of_core_are_one_argument_and_those_of_others_are_left_to_numba() -> None:
+    play = Play(*(np.zeros(1, dtype=np.float64 if i else np.int64) for i in range(len(Play._fields))))
+    lookup: Any = default_manager.lookup
+    typeof: Any = numba.typeof
+    ours, others = (lookup(typeof(each)) for each in (play, Elsewhere(1, 0.5)))
+    assert ours.get_argument_type() is ours.get_value_type()
+    assert len(others.get_argument_type()) == 2
+
+
+def test_arguments_that_are_written_again_and_tuples_in_tuples_keep_their_values() -> None:
+    @compiled.part
+    def largest(play: Any, least: float) -> float:
+        if least < 0.0:
+            least = -least
+        for i in range(len(play[1])):
+            least = max(least, play[1][i])
+        return least
+
+    @compiled.entry
+    def both(pair: Any, least: float) -> float:
+        return largest(pair[0], least) + 10.0 * largest(pair[1], -least)
+
+    arrays = (np.arange(3.0) if i else np.zeros(1, dtype=np.int64) for i in range(len(Play._fields)))
+    play = Play(*arrays)
+    assert both((play, play), 0.5) == 2.0 + 20.0
+    assert both((play, play), 4.0) == 4.0 + 40.0
