@@ -84,7 +84,7 @@ def _likely(problem: Problem, costs: list[Cost]) -> list[Cost]:
 
 
 def least_per_token(problem: Problem, cost: Cost) -> Floats:
-    """Seconds beside the base per token that a request has so far, at least, whatever number of tokens that is.
+    """The least seconds per token of each request, without the base of its batches, however many tokens it has so far.
 
     With j tokens it has brought its prompt and j − 1 decodes of rising context, W(j). W(j)/j is least at 1, at the
     output, or where the prompt's share and the context's are equal.
@@ -99,7 +99,8 @@ def least_per_token(problem: Problem, cost: Cost) -> Floats:
 
 
 def classes_of(rates: Floats, output: Integers, most: int) -> list[Integers]:
-    """The requests of each class: so many classes at most, each cut where the lowest rates then stand for the least."""
+    """The requests of each class, ``most`` classes or fewer: a class is cut where the lowest rates of its two halves
+    then leave out the least."""
     groups = [np.argsort(rates, kind="stable")]
     while len(groups) < most:
         cuts = []
@@ -193,7 +194,7 @@ class _Phases:
         ]
 
     def _first(self, ending: int) -> int:
-        """The first phase with an amount of its own, which stands for all before."""
+        """The first phase for which an amount is kept; it holds those of all phases before as well."""
         return max(ending - self.window, 0)
 
     def _given(self, c: int, phase: int) -> list[tuple[int, int]]:

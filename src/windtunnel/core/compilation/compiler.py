@@ -58,13 +58,14 @@ class Translated(JITCodeLibrary):
         """As numba does, but unverified."""
         module = parse_assembly(normalize_ir_text(text_of(ir_module)))
         passes = _passes()
+        of_function = passes.getFunctionPassManager()
         for function in module.functions:
             if not function.is_declaration:
-                passes.getFunctionPassManager().run(function, passes)
+                of_function.run(function, passes)
         self._final_module.link_in(module)
 
 
-class Unoptimised(Translated):
+class Inner(Translated):
     """The code of one function, which only an entry links, with that of all functions that it calls."""
 
     codegen = _NoMachine()
@@ -103,7 +104,7 @@ class Linked(Translated):
             library, called = ahead[-1]
             following = next((each for each in called if each not in found), None)
             if following is not None:
-                inner = following._linking_libraries if isinstance(following, Unoptimised) else ()
+                inner = following._linking_libraries if isinstance(following, Inner) else ()
                 ahead.append((following, iter(list(inner))))
                 continue
             found[library] = None
@@ -161,10 +162,10 @@ class UseLibrary(LoweringPass):
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class UseUnoptimised(UseLibrary):
+class UseInner(UseLibrary):
     """Of functions that only compiled functions call."""
 
-    _name, kind = "use_unoptimised", Unoptimised
+    _name, kind = "use_inner", Inner
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
@@ -202,7 +203,7 @@ They look for it in every function, and after each the variables' lives are coun
 class InnerCompiler(CompilerBase):
     """numba's own passes but the needless ones, and those two."""
 
-    library: type[UseLibrary] = UseUnoptimised
+    library: type[UseLibrary] = UseInner
 
     def define_pipelines(self) -> list[Any]:
         """As numba's default in nopython mode otherwise."""

@@ -25,7 +25,7 @@ WAY_IN = "way_in."
 STANDARD = {"numba_nextafter": "nextafter"}
 """Functions of numba's that are those of C by another name."""
 CALLED = 50
-"""Calls of an entry without numba, to look at all values anew in each: whoever calls oftener imports it."""
+"""How often an entry is called without numba. Each such call looks at all values again; numba remembers their types."""
 RESULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "int64": ("q", int),
     "float64": ("d", float),

@@ -78,7 +78,7 @@ class LowerWhole(Lower):
         return self._arguments[name] if name in self._arguments else super().loadvar(name)
 
     def delvar(self, name: str) -> None:
-        """Nothing."""
+        """Nothing needs to be done."""
 
 
 def text_of(module: Any) -> str:
