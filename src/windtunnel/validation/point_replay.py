@@ -101,7 +101,7 @@ def with_lengths(load: Workload, draw: int) -> Workload:
 
 
 def _around(tokens: float, requests: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Lengths with a mean of so many tokens."""
+    """Lengths with this mean of tokens."""
     drawn = Lognormal(tokens, SIGMA, LONGEST).draw(requests, random)
     scaled: NDArray[np.int64] = np.maximum(np.rint(drawn * (tokens / drawn.mean())), 2).astype(np.int64)
     return scaled
