@@ -9,9 +9,12 @@ from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.goodput.closed import FEWER, LIMITS, SAME
+from windtunnel.simulate.run import Iterations
 
 Floats = NDArray[np.float64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
+ROUNDED = 1e-6
+"""Seconds by which rounding may move an instant."""
 OF_PROMPTS = ("mixed_tokens", "mixed_attention", "chunk_knots", "prefill_attention", "prefill_base")
 """Tables that steps without prompts do not read."""
 
@@ -28,6 +31,18 @@ def most_at_once(begin: Floats, end: Floats, server: NDArray[np.int64]) -> int:
         order = np.lexsort((-change, times))
         most = max(most, int(np.cumsum(change[order]).max()))
     return most
+
+
+def seat_ends(ended: Floats, server: NDArray[np.int64], rows: Iterations, times: Times) -> Floats:
+    """When requests have given their seats back that were ``ended`` by a server: an engine that schedules
+    asynchronously learns it when it has begun its next step."""
+    ends = ended + longest_step(times)
+    for one in np.unique(server):
+        mine, starts = server == one, np.sort(rows.start[rows.replica == one])
+        place = np.searchsorted(starts, ended[mine] - ROUNDED)
+        following = np.append(starts, np.inf)[place]
+        ends[mine] = np.minimum(ends[mine], following + ROUNDED)
+    return ends
 
 
 def longest_step(times: Times) -> float:

@@ -19,7 +19,7 @@ from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.goodput.classes import longest_step, most_at_once, no_better
+from windtunnel.plan.goodput.classes import longest_step, most_at_once, no_better, seat_ends
 from windtunnel.plan.goodput.closed import DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
@@ -150,7 +150,7 @@ def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0
 def _alone(run: Run, times: Times, kept: NDArray[np.bool_], tokens: float, ended: bool) -> Alone:
     requests, handed = run.requests, run.handovers
     assert handed is not None
-    ends = requests.scheduled + handed.ttft_prefill + longest_step(times)
+    ends = seat_ends(requests.scheduled + handed.ttft_prefill, handed.prefill_replica, run.iterations, times)
     most = most_at_once(requests.scheduled, ends, handed.prefill_replica)
     return Alone(requests, requests.first_token - handed.ttft_join, kept, most, tokens, ended)
 
