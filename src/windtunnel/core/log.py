@@ -144,10 +144,20 @@ class Folding:
     open_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """[lanes, 2] the row that each lane may go on with, NONE without one; and the most that it may have unfilled."""
 
+    def in_less_room(self, state: State) -> State:
+        """Before the run: half the room in the log, if it will be folded, since most of the rows of lanes in lockstep
+        go then."""
+        return state._replace(rows=state.rows[: len(state.rows) // 2]) if self._of_groups(state).max() > 1 else state
+
+    def _of_groups(self, state: State) -> NDArray[np.int64]:
+        """[groups] lanes that step together."""
+        groups: Any = state.groups
+        return np.where(self.lockstep[groups["pool"]], groups["num_lanes"], 1)
+
     def fold(self, state: State, ended: bool = False) -> None:
         """Fold what nothing changes any more: all of it when the run has ``ended``, else what is not in flight."""
         groups: Any = state.groups
-        ranks = np.where(self.lockstep[groups["pool"]], groups["num_lanes"], 1)
+        ranks = self._of_groups(state)
         if not (ranks > 1).any():
             return
         if len(self.open_rows) == 0:
@@ -268,6 +278,20 @@ def add_up(
             out[3, row] += share * seconds * level
             out[4, row] = max(out[4, row], float(blocks))
             begin, at = until, after
+
+
+@entry
+def count_steps(rows: Array, ranks: Array, steps: Array) -> int:
+    """Add up in ``steps`` [replicas, lanes] those of each lane, or where several ``ranks`` of a replica step together
+    those of its first one; returns the most rows of one step."""
+    most, head = 1, 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if row.steps > 0:
+            most, head = max(most, i - head), i
+            if row.lane == 0 or ranks[row.replica] == 1:
+                steps[row.replica, row.lane] += row.steps
+    return max(most, len(rows) - head)
 
 
 @entry

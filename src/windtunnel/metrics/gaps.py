@@ -142,9 +142,8 @@ def gaps_of_groups(
     np.subtract(ends[1:], ends[:-1], out=values[1:n])
     counts[:n] = steps.emitted
     joins = np.ascontiguousarray(np.stack([bounds[:-1], bounds[1:]], axis=1))
-    found = gaps_of_rows(
-        attributes(log.rows), steps.grouped.first, ends, width, time, joins, last, later, values, counts, when, TOLERANCE
-    )
+    first, rows = steps.grouped.first, attributes(log.rows)
+    found = gaps_of_rows(rows, first, ends, width, time, joins, last, later, values, counts, when, TOLERANCE)
     until = n + found + len(more)
     values[n + found : until], counts[n + found : until] = more, 1
     return values[:until], counts[:until], (ends, when[:found]), Earlier(last[:, 0], lane[later], time[later])
