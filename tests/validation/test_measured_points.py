@@ -13,6 +13,7 @@ from windtunnel.metrics import request_metrics
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation import point_replay
 from windtunnel.validation.measured_points import read_measured_points
+from windtunnel.validation.point_replay import DRAWS, LONGEST, of_means, with_lengths
 
 BATCH: dict[str, Any] = {
     "device": "h100_sxm",
@@ -65,6 +66,21 @@ def test_a_version_that_no_point_states_is_of_2024(tmp_path: Path) -> None:
     assert point.pool().engine.preset == "vllm-0.6"
 
 
+@pytest.mark.parametrize(
+    ("version", "said", "sampler"),
+    [
+        *(("0.7.3", {}, False), ("0.8.5", {}, True), ("0.11.0", {}, True), ("0.11.1", {}, False)),
+        ("0.8.5", {"flashinfer_sampler": False}, False),
+    ],
+)
+def test_images_of_vllm_that_sample_with_flashinfer(
+    tmp_path: Path, version: str, said: dict[str, Any], sampler: bool
+) -> None:
+    engine = {"name": "vllm", "version": version, "max_num_seqs": 8, **said}
+    (point,) = read_measured_points(write(tmp_path, RUN | {"engine": engine}))
+    assert point.pool().engine.flashinfer_sampler is sampler
+
+
 def test_offline_batches_answer_no_client(tmp_path: Path) -> None:
     offline = BATCH | {"framework": "vllm", "framework_version": "0.6.1", "tensor_parallel_size": 1}
     (point,) = read_measured_points(write(tmp_path, offline))
@@ -79,6 +95,43 @@ def test_means_of_a_run_weigh_tokens_not_requests(tmp_path: Path) -> None:
     tokens = sum(row["output_tokens"] - 1 for row in REQUESTS)
     assert found.simulated["tpot"] == pytest.approx((metrics.e2el - metrics.ttft).sum() / tokens)
     assert found.simulated["ttft"] == pytest.approx(metrics.ttft.mean())
+
+
+ALIKE = [{"arrival_s": 0.1 * i, "prompt_tokens": 205, "output_tokens": 37} for i in range(60)]
+
+
+def test_lengths_of_which_the_file_knows_the_mean_are_drawn_around_it(tmp_path: Path) -> None:
+    (point,) = read_measured_points(write(tmp_path, RUN, requests=ALIKE))
+    one, other = (with_lengths(point.workload, draw) for draw in (0, 1))
+    for name, mean in (("prompt_tokens", 205), ("output_tokens", 37)):
+        tokens = getattr(one, name)
+        assert tokens.mean() == pytest.approx(mean, rel=0.01)
+        assert tokens.std() > 0.5 * mean and tokens.min() >= 2 and tokens.max() < 2 * LONGEST
+        assert (tokens != getattr(other, name)).any()
+    assert (one.arrival == point.workload.arrival).all()
+    found, drawn = point_replay.replay(point), []
+    for draw in range(DRAWS):
+        run = simulate(Deployment((point.pool(),)), with_lengths(point.workload, draw))
+        drawn.append(request_metrics(run.requests).tpot.mean())
+    assert found.simulated["tpot"] == pytest.approx(np.mean(drawn))
+    assert any("taken for means" in words for words in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "requests"),
+    [
+        ({"lengths": "equal"}, ALIKE),
+        ({}, [row | {"prompt_tokens": 200, "output_tokens": 40} for row in ALIKE]),
+        ({}, [row | {"arrival_s": 0.0} for row in ALIKE]),
+        ({}, ALIKE[:40]),
+        ({}, [*ALIKE, {"arrival_s": 9.0, "prompt_tokens": 206, "output_tokens": 37}]),
+    ],
+)
+def test_lengths_stay_that_were_equal_or_asked_for(
+    tmp_path: Path, change: dict[str, Any], requests: list[dict[str, Any]]
+) -> None:
+    (point,) = read_measured_points(write(tmp_path, RUN | change, requests=requests))
+    assert not of_means(point)
 
 
 def test_both_forms_in_one_file_and_what_is_not_simulated_says_why(
@@ -109,6 +162,7 @@ def test_both_forms_in_one_file_and_what_is_not_simulated_says_why(
         (BATCH | {"latency_s": None}, "latency_s=None: must be a number of seconds > 0"),
         (BATCH | {"latency_s": -1}, "latency_s=-1: must be a number of seconds > 0"),
         (BATCH | {"model": 3}, "model=3: must be given as text"),
+        (RUN | {"lengths": "means"}, "points.jsonl:1: lengths='means': must be \"equal\", or left out"),
         (RUN | {"engine": "vllm"}, "engine='vllm': must be a JSON object"),
         (RUN | {"requests": "none.jsonl"}, "none.jsonl: cannot be read"),
         ({**RUN, "ttft_mean_s": None, "tpot_mean_s": None}, "no means: give one of latency_s"),

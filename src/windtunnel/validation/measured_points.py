@@ -4,7 +4,8 @@
   ``device``; ``latency_s`` until the last token.
 - **A run**: ``requests`` names a file of requests (``arrival_s``, ``prompt_tokens``, ``output_tokens``) next to this
   one, ``engine`` what served them as in ``run.json``; means over the run as ``ttft_mean_s``, ``e2el_mean_s``, and
-  ``tpot_mean_s``: all time after first tokens over all tokens after the first.
+  ``tpot_mean_s``: all time after first tokens over all tokens after the first. ``"lengths": "equal"`` where requests
+  of one odd length were equal, and are not means (``point_replay``).
 
 Both are ``../shared/truth``'s (static_batches and apex-llama-3.1-70b), whose pages describe every key. Keys that are
 not named here are kept for grouping only.
@@ -18,7 +19,7 @@ import numpy as np
 
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Engine, Pool
-from windtunnel.deployment.versions import nearest_preset
+from windtunnel.deployment.versions import nearest_preset, version_key
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import device
 from windtunnel.model import load_model
@@ -31,6 +32,10 @@ UNSTATED = {"vllm": "0.6.0", "trtllm": "0.11.0", "sglang": "0.5.0"}
 
 MEANS = {"latency": "latency_s", "ttft": "ttft_mean_s", "tpot": "tpot_mean_s", "e2el": "e2el_mean_s"}
 """Metric → key of a point."""
+
+FLASHINFER = ("0.8", "0.11.1")
+"""First release of vLLM whose image samples with FlashInfer, and the first after it whose image does not; a server is
+taken for such an image unless its ``engine`` says otherwise (``flashinfer_sampler``)."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,19 @@ class MeasuredPoint:
     """Whose clock it is, as of ``Measurement``."""
     offline: bool = False
     """No server: a batch was handed to the engine."""
+    equal_lengths: bool = False
+    """Requests were as long as they all are in the file: not the mean of what they were."""
 
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
         for name in self.settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
-        engine = Engine(preset=nearest_preset(self.engine, self.version), **self.settings)
+        settings = dict(self.settings)
+        first, last = map(version_key, FLASHINFER)
+        if self.engine == "vllm" and first <= version_key(self.version) < last:
+            settings.setdefault("flashinfer_sampler", True)
+        engine = Engine(preset=nearest_preset(self.engine, self.version), **settings)
         return Pool(load_model(self.model), device(self.device), engine)
 
 
@@ -118,7 +129,15 @@ def _run(entry: Mapping[str, Any], path: Path, where: str) -> MeasuredPoint:
         workload=_requests(source),
         measured=measured,
         client=client_of(str(entry.get("clock", ""))),
+        equal_lengths=_equal(entry, where),
     )
+
+
+def _equal(entry: Mapping[str, Any], where: str) -> bool:
+    said = entry.get("lengths")
+    if said not in (None, "equal"):
+        raise InputError(f'{where}: lengths={said!r}: must be "equal", or left out')
+    return said is not None
 
 
 def _requests(path: Path) -> Workload:

@@ -1,10 +1,17 @@
-"""Measured points replayed: every point simulated, and its means next to those that were measured."""
+"""Measured points replayed: every point simulated, and its means next to those that were measured.
+
+A file may know the mean of all lengths alone, and have it for every request. Requests that are all as long as the mean
+are in flight together, and a server that is nearly full is predicted saturated: their lengths are drawn instead, DRAWS
+times, as the built-in workload ``sharegpt`` draws them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool, preset
@@ -16,6 +23,19 @@ from windtunnel.simulate.run import Requests
 from windtunnel.validation.comparison import PLAIN, Options, by_group, points_json, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
 from windtunnel.validation.measured_points import MEANS, MeasuredPoint
+from windtunnel.workload.columns import Workload
+from windtunnel.workload.lengths import Lognormal
+
+DRAWS = 3
+"""Times that the lengths of a point are drawn; its latencies are means over all."""
+SIGMA = 1.0
+"""Of the logarithm of lengths, as assumed for ``sharegpt``."""
+LONGEST = 1024
+"""Tokens of the longest prompt and answer: what vLLM's benchmark keeps of ShareGPT has at most as many in a prompt."""
+MANY = 50
+"""Requests of which some would differ."""
+ROUND = (8, 10)
+"""Lengths that are asked for are multiples of one of these."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +58,53 @@ class Replayed:
 
 def replay(point: MeasuredPoint, options: Options = PLAIN) -> Replayed:
     """Simulate one point; one that cannot be simulated, or never ends, says why."""
+    drawn, found = of_means(point), list[dict[str, float]]()
     try:
         pool = point.pool()
-        run = (_offline(pool, options) if point.offline else options).run(
-            Deployment((pool,)), point.workload, point.client
-        )
+        chosen = _offline(pool, options) if point.offline else options
+        for workload in [with_lengths(point.workload, draw) for draw in range(DRAWS)] if drawn else [point.workload]:
+            run = chosen.run(Deployment((pool,)), workload, point.client)
+            if not np.isfinite(run.requests.finish).all():
+                return Replayed(point, reason="; ".join(run.manifest["warnings"]) or "some requests never end")
+            found.append(means(run.requests, each=drawn))
     except InputError as reason:
         return Replayed(point, reason=str(reason))
-    if not np.isfinite(run.requests.finish).all():
-        return Replayed(point, reason="; ".join(run.manifest["warnings"]) or "some requests never end")
-    note = preset_note(point.engine, point.version)
-    warnings = (*filter(None, [note]), *run.manifest["warnings"])
-    return Replayed(point, means(run.requests), time_share(unroll(run))["modelled"], warnings)
+    notes = filter(None, [preset_note(point.engine, point.version), DRAWN if drawn else None])
+    simulated = {metric: fmean(one[metric] for one in found) for metric in MEANS}
+    return Replayed(point, simulated, time_share(unroll(run))["modelled"], (*notes, *run.manifest["warnings"]))
+
+
+DRAWN = (
+    "all requests are equally long, no round number: taken for means, around which lengths are drawn "
+    '("lengths": "equal" in a point keeps them)'
+)
+
+
+def of_means(point: MeasuredPoint) -> bool:
+    """Whether the lengths of a point's requests are means: many that came one by one, all equal, of lengths that nobody
+    asks for."""
+    load = point.workload
+    if point.equal_lengths or point.offline or len(load) < MANY or float(np.ptp(load.arrival)) == 0.0:
+        return False
+    lengths = (load.prompt_tokens, load.output_tokens)
+    equal = all(int(np.ptp(tokens)) == 0 for tokens in lengths)
+    return equal and not any(all(int(tokens[0]) % one == 0 for tokens in lengths) for one in ROUND)
+
+
+def with_lengths(load: Workload, draw: int) -> Workload:
+    """The load with other lengths of the same means."""
+    random = np.random.default_rng(draw)
+    prompts, answers = (
+        _around(float(np.mean(tokens)), len(load), random) for tokens in (load.prompt_tokens, load.output_tokens)
+    )
+    return Workload.from_columns(arrival=load.arrival, prompt_tokens=prompts, output_tokens=answers, name=load.name)
+
+
+def _around(tokens: float, requests: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Lengths with this mean of tokens."""
+    drawn = Lognormal(tokens, SIGMA, LONGEST).draw(requests, random)
+    scaled: NDArray[np.int64] = np.maximum(np.rint(drawn * (tokens / drawn.mean())), 2).astype(np.int64)
+    return scaled
 
 
 def _offline(pool: Pool, options: Options) -> Options:
@@ -61,14 +116,16 @@ def _offline(pool: Pool, options: Options) -> Options:
     return replace(options, overheads=replace(options.overheads, host=alone))
 
 
-def means(requests: Requests) -> dict[str, float]:
-    """The metrics of MEANS, as ``measured_points`` defines them."""
+def means(requests: Requests, each: bool = False) -> dict[str, float]:
+    """The metrics of MEANS, as ``measured_points`` defines them; ``each``: with the mean of all requests' own time per
+    token, as vLLM's benchmark has it, which is the same where all are equally long."""
     metrics = request_metrics(requests)
     tokens = float((requests.output_tokens - 1).sum())
+    weighed = float((metrics.e2el - metrics.ttft).sum()) / tokens if tokens else float("nan")
     return {
         "latency": float(np.max(requests.finish) - np.min(requests.arrival)),
         "ttft": float(np.mean(metrics.ttft)),
-        "tpot": float((metrics.e2el - metrics.ttft).sum()) / tokens if tokens else float("nan"),
+        "tpot": float(np.mean(metrics.tpot)) if each else weighed,
         "e2el": float(np.mean(metrics.e2el)),
     }
 
