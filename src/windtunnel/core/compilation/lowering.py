@@ -103,7 +103,8 @@ class LowerWhole(Lower):
 def without_sign(kind: Any) -> Any:
     """The type of an index that counts from the start."""
     if isinstance(kind, types.BaseTuple):
-        return types.Tuple([without_sign(each) for each in kind])
+        several: Any = kind
+        return types.Tuple([without_sign(each) for each in several])
     if not isinstance(kind, types.Integer):
         return kind
     negative = isinstance(kind, types.IntegerLiteral) and kind.literal_value < 0
