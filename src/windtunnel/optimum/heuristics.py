@@ -137,7 +137,8 @@ def best_simulated(
     chosen = infermax_grid() if policies is None else dict(policies)
     many = int(problem.output_tokens.sum()) * len(chosen) > MOST_TOKENS
     given = np.arange(len(problem))
-    ways = [(name, name, given) for name in (_ranked(problem, objective, chosen, until) if many else chosen)]
+    half = (time.monotonic() + until) / 2  # the rest is for orders
+    ways = [(name, name, given) for name in (_ranked(problem, objective, chosen, half) if many else chosen)]
     if many and ways and objective == MAKESPAN and problem.arrival.min() == problem.arrival.max():
         ways = _longest_first(problem, chosen, ways, until)
     found: list[tuple[float, str, Schedule]] = []
@@ -193,7 +194,8 @@ def _renamed(schedule: Schedule, order: Integers) -> Schedule:
 
 def _ranked(problem: Problem, objective: Objective, policies: Mapping[str, Policy], until: float) -> list[str]:
     """The policies by what the compiled core makes of them, the best first; for very many requests only some."""
-    names = FEW if len(problem) > MOST_REQUESTS and FEW[0] in policies else policies
+    few = [name for name in FEW if name in policies]
+    names = few if few and len(problem) > MOST_REQUESTS else [*few, *(name for name in policies if name not in FEW)]
     values: dict[str, float] = {}
     for name in names:
         if values and time.monotonic() > until:
