@@ -226,6 +226,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
     folding, window, goes_on = folding_of(fleet) if folds else None, Window(demand, course), True
+    state = folding.in_less_room(state) if folding else state
     while goes_on:
         args = (state, order, course, arrivals, None, None, (router, router), limit, window.closes, None, None)
         if loop(*args) == FULL:
