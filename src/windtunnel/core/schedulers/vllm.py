@@ -49,7 +49,7 @@ from windtunnel.core.seats import (
 )
 from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.core.stores import chunks
-from windtunnel.core.stores.waits import may_load, note_computed
+from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
 __all__ = [
@@ -484,7 +484,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
             return 0, 0, False
         most = passes.most_tokens(pool, lane)
         asks = (extra, extra.stores, extra.drafts, extra.encoder, budget, most, True)
-        if admission.head_tokens(pool, lane, requests, *asks) != 0 or may_load(pool, lane, requests, extra.stores):
+        if admission.head_tokens(pool, lane, requests, *asks) != 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.admits_below

@@ -206,14 +206,6 @@ def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, seats: Array, store
 
 
 @part
-def may_load(pool: Pool, lane: Lane, requests: Array, stores: Any) -> bool:
-    """Whether the head of the queue may find memory for KV from a store while it finds none to be computed."""
-    if stores is None:
-        return False
-    return bool(not pool.reserve_full_prompt and lane.ports > 0 and requests[lane.head].context == 0 and lane.free > 0)
-
-
-@part
 def start_loads(stores: Stores, lane: Lane, requests: Array, r: int) -> None:
     """The KV that the search has found for a request is on its way: it stands among those that wait, by its end."""
     end, rows = lane.decided, stores.rows
