@@ -116,7 +116,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "capacity_scheduler_policy": policy,
         "tokens_per_block": block,
         "max_batch_size": draw(st.sampled_from([2, 8, 64])),
-        "max_num_tokens": max(tokens, block),
+        "max_num_tokens": max(tokens, 2 * block),  # a chunk that is cut is never longer
         "num_blocks": 4000 if ample else most * draw(st.sampled_from([1, 2, 5])),
         "enable_chunked_prefill": chunked,
         "disable_overlap_scheduler": not overlap,
