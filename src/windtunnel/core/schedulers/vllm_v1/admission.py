@@ -62,7 +62,7 @@ def head_tokens(
     r = lane.head
     seats, uncertain = pool.admits_below, False
     if stores is not None:  # who holds KV from one goes on, whoever else may begin
-        seats = pool.max_num_seqs if stores.rows[r].kept > 0 else seats
+        seats = pool.max_num_seqs if r != NONE and stores.rows[r].kept > 0 else seats
         uncertain = lane.ports > 0 and (lane.holds_prompts != 0 or not pool.reserve_full_prompt)
     if r == NONE or budget <= 0 or lane.running >= seats:
         return 0
