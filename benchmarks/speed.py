@@ -142,9 +142,9 @@ def presets() -> dict[str, tuple[Settings, int]]:
     }
     pieces: dict[str, Settings] = {
         "vllm-0.8-v0-chunked": VllmV0(chunked_prefill=True),
-        "sglang-0.4.6": Sglang(),
-        "sglang-0.4.6:schedule_policy=lpm": Sglang(schedule_policy="lpm"),
-        "sglang-0.4.6:radix_cache=false": Sglang(radix_cache=False),
+        "sglang-0.5": Sglang(),
+        "sglang-0.5:schedule_policy=lpm": Sglang(schedule_policy="lpm"),
+        "sglang-0.5:radix_cache=false": Sglang(radix_cache=False),
     }
     return {name: (policy, MODEL_LEN) for name, policy in whole.items()} | {
         name: (policy, 8192 if "sglang" in name else 2048) for name, policy in pieces.items()
@@ -345,7 +345,7 @@ def show_prefixes(trace: Path, repeats: int) -> None:
         "vllm-0.32": (VllmV1(prefix_caching=True), 16),
         "vllm-0.32, no prefix caching": (VllmV1(), 16),
         "vllm-0.8-v0-chunked:prefix_caching=true": (VllmV0(chunked_prefill=True, prefix_caching=True), 16),
-        "sglang-0.4.6:schedule_policy=lpm": (Sglang(schedule_policy="lpm"), 1),
+        "sglang-0.5:schedule_policy=lpm": (Sglang(schedule_policy="lpm"), 1),
     }
     print(f"\n| {trace.stem}, {workload.prompt_tokens.mean() / 16:.0f} blocks a prompt | requests/s | tokens found |")
     print("|---|---:|---:|")

@@ -99,6 +99,7 @@ def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
         chunked_prefill=chunked,
         skip_unfit_prompts=draw(st.booleans()),
         reserve_full_prompt=draw(st.booleans()),
+        reserve_for_loads=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.01, 0.1])),
         max_num_active_seqs=draw(st.sampled_from([0, 0, 1])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 7, 40])),

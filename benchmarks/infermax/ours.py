@@ -30,6 +30,8 @@ MACHINE = Case(memory=60_000, tokens=8192, places=256)
 REQUESTS, LONGEST = 300, 12_000
 TTFT, TPOT = 5.0, 0.15
 """Limits of a good request, s."""
+MEAN_LOST, GOOD_LOST = 0.01, 0.02
+"""What no preset should lose: shares of mean latency and of requests."""
 SEARCHED = 50
 """Settings drawn at random for each class; then the best are changed in one word at a time."""
 CLOSER = 0.9995
@@ -276,6 +278,7 @@ def page() -> str:
                 near_capacity(),
             ),
             singles=table(("workload", *OURS), rows),
+            losses="; ".join(losses()) or "none",
             settings="\n".join(f"- `{information}`: `{words(policy)}`" for information, policy in OURS.items()),
         )
     )
@@ -294,6 +297,21 @@ def near_capacity() -> list[tuple[str, ...]]:
             row = (won, f"{ratio.mean():+.1%}", f"{ratio.min():+.1%}", f"{more.mean():+.1%}", f"{more.min():+.1%}")
             rows.append((information, f"{share:g}", *row))
     return rows
+
+
+def losses() -> list[str]:
+    """Workloads on which a preset saves less than −MEAN_LOST of mean latency, or has fewer good requests than vLLM by
+    more than GOOD_LOST, with both."""
+    found = []
+    for information, policy in OURS.items():
+        for workloads in (held_out(), *(at_capacity(share) for share in SHARES)):
+            best = best_published(workloads, information == "known")
+            for name in workloads:
+                ours = served(policy, name)
+                saved, more = 1 - ours.e2el / best[name], good(ours) - good(served(PUBLISHED["vllm"], name))
+                if saved < -MEAN_LOST or more < -GOOD_LOST:
+                    found.append(f"{information}, {name} ({saved:+.1%}, {more:+.1%})")
+    return found
 
 
 def words(policy: Policy) -> str:

@@ -64,11 +64,10 @@ PREDICTORS: dict[str, Predictor] = {
 """What each makes of the real outputs."""
 SCHEDULERS: dict[str, Settings] = {
     "ours-known": replace(OURS_KNOWN, admission_order="priority"),
-    "ours-ranked": POLICIES["ours-ranked"],
     "lightllm": POLICIES["lightllm"],
     "trtllm-guaranteed-no-evict": POLICIES["trtllm-guaranteed-no-evict"],
 }
-"""Those that use predictions: ours as their order, all but the second for the memory that they admit by."""
+"""Those that use predictions: ours as its order, the others for the memory that they admit by."""
 BLIND: dict[str, Settings] = {"ours-unknown": POLICIES["ours-unknown"], "vllm": PRESETS["vllm"]}
 """Those that use none."""
 

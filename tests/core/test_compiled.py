@@ -1,6 +1,9 @@
 """Compiled functions."""
 
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,3 +125,42 @@ def test_arguments_that_are_written_again_and_tuples_in_tuples_keep_their_values
     play = Play(*arrays)
     assert both((play, play), 0.5) == 2.0 + 20.0
     assert both((play, play), 4.0) == 4.0 + 40.0
+
+
+READS = """
+import numpy as np
+from windtunnel.core.compiled import entry, part
+
+@part
+def inner(table, i, j):
+    table[i, j] += 1
+    return table[i, j] + table[-1, -2]
+
+@entry
+def outer(table, i, j):
+    return inner(table, i, j)
+
+for i, j in {}:
+    try:
+        print(outer(np.arange(12).reshape(3, 4), i, j))
+    except IndexError:
+        print("beyond")
+"""
+
+
+def _read(tmp_path: Path, places: list[tuple[int, int]], **environment: str) -> list[str]:
+    (tmp_path / "reads.py").write_text(READS.format(places))
+    known = os.environ | {"XDG_CACHE_HOME": str(tmp_path)} | environment
+    command = [sys.executable, str(tmp_path / "reads.py")]
+    return subprocess.run(command, env=known, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_an_index_counts_from_the_start_and_a_negative_number_from_the_end(tmp_path: Path) -> None:
+    places = [(0, 0), (1, 3), (2, 2)]
+    assert _read(tmp_path, places) == _read(tmp_path, places, NUMBA_DISABLE_JIT="1") == ["11", "18", "22"]
+
+
+def test_numba_looks_at_every_index_when_asked(tmp_path: Path) -> None:
+    assert _read(tmp_path, [(0, 0)]) == ["11"]
+    places = [(-1, 0), (0, -1), (3, 0), (0, 4), (0, 0)]
+    assert _read(tmp_path, places, NUMBA_BOUNDSCHECK="1") == ["beyond"] * 4 + ["11"]

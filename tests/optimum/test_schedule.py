@@ -17,7 +17,7 @@ from windtunnel.optimum.objective import MAKESPAN, MEAN_E2EL, MEAN_TTFT
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Batch, Schedule, as_early_as_possible, check
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits
+from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import infermax_grid
 
 COST = Cost(base=100.0, per_token=10.0, per_kv_token=1.0, per_pair=0.5, per_sequence=3.0)
@@ -179,6 +179,21 @@ def test_of_many_requests_long_ones_begin_first_with_some_noise(monkeypatch: pyt
     assert found[0].startswith(f"{given[0]}, longest first with noise 0.")
     before, after = (check(problem, schedule).value(MAKESPAN) for _, schedule in (given, found))
     assert bounds(problem).makespan <= after < before
+
+
+@pytest.mark.parametrize("most_tokens", [heuristics.MOST_TOKENS, 0])
+def test_out_of_time_the_first_that_is_found_is_taken(monkeypatch: pytest.MonkeyPatch, most_tokens: int) -> None:
+    monkeypatch.setattr(heuristics, "MOST_TOKENS", most_tokens)
+    tried: list[Policy] = []
+
+    def noted(problem: Problem, policy: Policy) -> Schedule:
+        tried.append(policy)
+        return simulated(problem, policy)
+
+    monkeypatch.setattr(heuristics, "simulated", noted)
+    found = best_simulated(PROBLEM, MEAN_E2EL, until=0.0)
+    assert found is not None
+    assert tried == [infermax_grid()[found[0]]]
 
 
 def test_the_best_of_many_is_not_worse_than_one() -> None:

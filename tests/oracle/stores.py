@@ -165,7 +165,7 @@ class Tiered(Scheduler):
         tokens = sum(parts)
         if not tokens:
             return False
-        if not self._fits_beside(request, hits):
+        if not self._fits_beside(request, hits, tokens):
             return None
         self.waiting.remove(request)
         self.blocks.take(request, hits, tokens // size)
@@ -178,13 +178,16 @@ class Tiered(Scheduler):
         self.loading.append(Loading(request, end))
         return True
 
-    def _fits_beside(self, request: Request, hits: list[Block]) -> bool:
-        """Whether there is memory for all that a request knows, beside what others still need."""
+    def _fits_beside(self, request: Request, hits: list[Block], tokens: int) -> bool:
+        """Whether there is memory for tokens that come, beside what others still need, and for all that is known."""
         margin = self.policy.watermark_blocks(self.limits) if self.running else 0
-        needed = self._blocks(request.num_tokens) - len(hits) + self.blocks.idle(hits)
+        free = self.blocks.free - self.blocks.idle(hits) - margin
+        if self.policy.reserve_full_prompt and self._blocks(request.num_tokens) - len(hits) > free:
+            return False
         part_way = (one for one in self.running if one.is_part_way)
-        margin += sum(self._blocks(one.num_tokens) - one.num_blocks for one in part_way)
-        return needed + self._reserved() + margin <= self.blocks.free
+        if self.policy.reserve_for_loads:
+            free -= self._reserved() + sum(self._blocks(one.num_tokens) - one.num_blocks for one in part_way)
+        return tokens // self.limits.block_size <= free
 
     def _reserved(self) -> int:
         """Blocks that those still need that hold some and do not run (``reserved_blocks`` there): otherwise they could
@@ -230,7 +233,7 @@ class Tiered(Scheduler):
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
         """See Scheduler: beside what those need that wait for KV from a store."""
-        free = self.blocks.free - self._reserved()
+        free = self.blocks.free - (self._reserved() if self.policy.reserve_for_loads else 0)
         return super().may_stage(request, reserved, staged) and self._blocks(request.num_tokens) <= free
 
     def stage(self, request: Request) -> None:

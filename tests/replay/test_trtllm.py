@@ -109,13 +109,14 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
     reuse = policy != "STATIC_BATCH" and not overlap and draw(st.booleans())
     prompt, output = draw(st.sampled_from([60, 300])), draw(st.sampled_from([1, 5, 60]))
     tokens = draw(st.sampled_from([40, 80, 256])) if chunked else prompt + output + 1
-    most = -(-(prompt + 2 * output) // block)
+    drafts = draw(st.sampled_from([0, 0, 1, 3]))
+    most = -(-(prompt + 2 * output + 3 * drafts) // block)
     ample = reuse or (policy == "MAX_UTILIZATION" and overlap)
     config = {
         "capacity_scheduler_policy": policy,
         "tokens_per_block": block,
         "max_batch_size": draw(st.sampled_from([2, 8, 64])),
-        "max_num_tokens": max(tokens, block),
+        "max_num_tokens": max(tokens, 2 * block),  # a chunk that is cut is never longer
         "num_blocks": 4000 if ample else most * draw(st.sampled_from([1, 2, 5])),
         "enable_chunked_prefill": chunked,
         "disable_overlap_scheduler": not overlap,
@@ -124,6 +125,7 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "enable_partial_reuse": reuse and draw(st.booleans()),
         "copy_on_partial_reuse": draw(st.booleans()),
         "declared_max_new_tokens": draw(st.sampled_from([None, 2 * output])),
+        "spec": {"k": drafts, "method": "mtp", "accept": draw(st.sampled_from([0.3, 0.8]))} if drafts else {},
     }
     if chunked:
         config["chunking_policy"] = draw(st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]))

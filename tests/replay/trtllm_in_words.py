@@ -6,6 +6,7 @@ The functions are named after those of pyexecutor/scheduler/scheduler.py whose r
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording, coefficients, known
@@ -29,6 +30,8 @@ class Request:
     """Tokens that it got or that are on their way."""
     emitted: int = 0
     cached: int = 0
+    sequence: int = 0
+    """Tokens that its blocks are for."""
     blocks: int = 0
     found: int = 0
     started: bool = False
@@ -55,6 +58,11 @@ class Engine:
         self.unit: int = self.config["chunk_unit_size"] or self.size
         self.most: int = self.config["max_num_tokens"]
         self.free: int = self.config["num_blocks"]
+        spec = self.config["spec"] or {"k": 0, "accept": 0.0}
+        self.drafts, self.accept = int(spec["k"]), float(spec["accept"])
+        self.extra = max(self.drafts - 1, 0)
+        flying = not self.config["disable_overlap_scheduler"]
+        self.beyond = self.drafts and (3 * self.drafts - 1 if flying else 2 * self.drafts - 2)
         self.active: list[Request] = []
         self.waiting: list[Request] = []
         self.fitting: list[Request] = []
@@ -85,16 +93,30 @@ class Engine:
 
     def remaining_blocks_to_completion(self, request: Request) -> int:
         all_tokens = request.row.prompt_tokens + request.declared
-        return self.blocks_of(all_tokens) - request.blocks - self.shared(request)
+        return self.blocks_of(all_tokens + self.beyond) - request.blocks - self.shared(request)
 
     def needed_blocks_one_step(self, request: Request) -> int:
         if request.first:
-            return self.blocks_of(request.prompt) - self.shared(request)
-        return 0 if request.state == "C" else int(request.cached % self.size == 0)
+            return self.blocks_of(request.prompt + self.extra) - self.shared(request)
+        return 0 if request.state == "C" else self.blocks_of(request.sequence + 1 + self.drafts) - request.blocks
+
+    def resize(self, request: Request, tokens: int) -> None:
+        """Its blocks are for so many tokens more, or fewer."""
+        request.sequence += tokens
+        self.free -= self.blocks_of(request.sequence) - request.blocks
+        request.blocks = self.blocks_of(request.sequence)
+
+    def right(self, request: Request) -> int:
+        """How many drafts in a row are right behind the tokens that it has or will have."""
+        stream, found = Random(f"{request.row.id}:{request.scheduled}"), 0
+        while found < self.drafts and stream.random() < self.accept:
+            found += 1
+        return found
 
     def add_sequence(self, request: Request) -> None:
         request.started, request.cached = True, request.prompt
-        request.blocks = self.blocks_of(request.prompt)
+        request.sequence = request.prompt + self.extra
+        request.blocks = self.blocks_of(request.sequence)
         self.free -= request.blocks - request.found
         request.holds = self.keys(request)[: request.found]
         for key in request.holds:
@@ -216,7 +238,7 @@ class Engine:
         for one in self.fitting:
             if one.state == "T":
                 continue
-            cost = 1 if one.state == "G" else 0 if chunked else max(1, self.compute(one, one.left))
+            cost = 1 + self.drafts if one.state == "G" else 0 if chunked else max(1, self.compute(one, one.left))
             if tokens + cost > self.most:
                 break
             tokens += cost
@@ -259,7 +281,7 @@ class Engine:
         iters, ratio = self.config["batch_wait_timeout_iters"], self.config["batch_wait_max_tokens_ratio"]
         if not (iters or ratio) or not contexts or not generations:
             return False
-        tokens = sum(one.prompt for one in contexts) + len(generations)
+        tokens = sum(one.prompt for one in contexts) + len(generations) * (1 + self.drafts)
         waits: bool = self.held_back < iters and tokens < ratio * self.most
         self.held_back = self.held_back + 1 if waits else 0
         return waits
@@ -287,30 +309,36 @@ class Engine:
             return [], generations, paused, contexts
         return contexts, generations, paused, []
 
-    def launch(self, contexts: list[Request], generations: list[Request]) -> list[Request]:
-        """Who gets a token."""
-        for one in generations:
-            one.cached += 1
+    def launch(self, contexts: list[Request], generations: list[Request]) -> list[tuple[Request, int, int]]:
+        """Who gets how many tokens, and how many of its drafts are wrong."""
         for one in contexts:
             one.position += one.chunk
         done = [one for one in contexts if one.left == 0]
         for one in done:
             one.state, one.stores = "G", bool(self.config["enable_block_reuse"])
-        for one in (emitting := [*done, *generations]):
-            one.scheduled += 1
+        emitting = []
+        for one in [*done, *generations]:
             known_end = self.config["overlap_end"] == "to_complete" and not self.config["disable_overlap_scheduler"]
-            if known_end and one.scheduled >= one.declared:
+            if known_end and one.scheduled + 1 >= one.declared:
                 one.state = "T"
+            ended = one.scheduled >= one.row.output_tokens
+            right = 0 if one in done or ended else self.right(one)
+            tokens = 1 if ended else min(1 + right, one.row.output_tokens - one.scheduled)
+            one.scheduled += tokens
+            one.cached += 0 if one in done else tokens
+            emitting.append((one, tokens, 0 if one in done else self.drafts - right))
         return emitting
 
-    def land(self, emitting: list[Request]) -> tuple[list[str], list[str]]:
+    def land(self, emitting: list[tuple[Request, int, int]]) -> tuple[list[str], list[str]]:
         """The step of these has ended: (who got a token, who ended)."""
-        for one in emitting:
+        for one, _, wrong in emitting:
             if one.stores:
                 self.store_context_blocks(one)
-        got = [one for one in emitting if one.emitted < one.row.output_tokens]
-        for one in got:
-            one.emitted += 1
+            if one in self.active:
+                self.resize(one, -wrong)
+        got = [one for one, _, _ in emitting if one.emitted < one.row.output_tokens]
+        for one, tokens, _ in emitting:
+            one.emitted = min(one.emitted + tokens, one.row.output_tokens)
         ended = [one for one in got if one.emitted == one.row.output_tokens]
         for one in ended:
             self.active.remove(one)
@@ -326,7 +354,7 @@ def steps(recording: Recording) -> Iterator[dict[str, Any]]:
     coming = [Request(row, declared or row.output_tokens, list(row.tokens), prompt=row.prompt_tokens) for row in rows]
     depth = 1 if engine.config["disable_overlap_scheduler"] else 2
     now, end, left = 0, 0, len(coming)
-    flying: list[tuple[int, dict[str, Any], list[Request]]] = []
+    flying: list[tuple[int, dict[str, Any], list[tuple[Request, int, int]]]] = []
     while left or flying:
         while coming and coming[0].row.arrival <= now:
             engine.waiting.append(coming.pop(0))
@@ -336,16 +364,15 @@ def steps(recording: Recording) -> Iterator[dict[str, Any]]:
             for one in new:
                 engine.add_sequence(one)
             for one in generations:
-                more = engine.blocks_of(one.cached + 1) - one.blocks
-                engine.free -= max(more, 0)
-                one.blocks += max(more, 0)
+                engine.resize(one, 1 + engine.drafts)
             starts = {one.row.id: one.position for one in contexts} | {one.row.id: one.cached for one in generations}
             tokens = sum(one.chunk for one in contexts)
             ticks = times["base"] + times["per_prefill_tok"] * tokens + times["per_decode"] * len(generations)
             end = max(now, end) + round(ticks + times["per_ctx"] * sum(starts.values()))
             record = {
                 "t_end": round(end / TICKS_PER_SECOND, 9),
-                "scheduled": {one.row.id: one.chunk for one in contexts} | {one.row.id: 1 for one in generations},
+                "scheduled": {one.row.id: one.chunk for one in contexts}
+                | {one.row.id: 1 + engine.drafts for one in generations},
                 "start_pos": starts,
                 "context": [one.row.id for one in contexts],
                 "generation": [one.row.id for one in generations],

@@ -1,4 +1,5 @@
-"""Speculation in whole runs: step by step with vLLM's v1 scheduler and SGLang's, in the mean with others."""
+"""Speculation in whole runs: step by step with the schedulers of vLLM's v1, SGLang and TensorRT-LLM, in the mean with
+others."""
 
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,8 @@ MEANS = "speculation is simulated step by step"
 
 
 def pool(preset: str = "vllm-0.33", **settings: object) -> Pool:
-    engine = Engine(preset=preset, num_speculative_tokens=3, acceptance_length=2.3)
+    scheduler = "trtllm-1.0" if preset == "trtllm-1.0" else None
+    engine = Engine(preset=preset, num_speculative_tokens=3, acceptance_length=2.3, scheduler=scheduler)
     return Pool("meta-llama/Llama-3.1-8B", "h100", engine, **settings)  # type: ignore[arg-type]
 
 
@@ -37,7 +39,7 @@ def test_the_seed_decides() -> None:
 
 
 @IN_PLAIN_PYTHON
-@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5", "trtllm-1.0"])
 def test_gaps_are_those_between_steps(preset: str) -> None:
     steps = unroll(run(preset=preset))
     gaps, alone = token_gaps(steps, Window(0.0, np.inf, False)), steps.chunks == 0
@@ -68,7 +70,7 @@ def test_runs_of_steps_are_rows_and_can_be_single_ones(tmp_path: Path) -> None:
 
 
 @IN_PLAIN_PYTHON
-@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5", "trtllm-1.0"])
 def test_tokens_add_up(preset: str) -> None:
     one = run(preset=preset)
     everything = Window(-1.0, float(one.requests.finish.max()) + 1.0, True)
@@ -87,7 +89,7 @@ def test_tables_hold_whole_steps() -> None:
 
 
 def test_others_say_that_they_take_the_mean() -> None:
-    for one in (pool(), pool("sglang-0.5")):
+    for one in (pool(), pool("sglang-0.5"), pool("trtllm-1.0")):
         assert one.drafts is not None
         assert not [note for note in one.warnings() if note.startswith(MEANS)]
     for other in (pool("trtllm-1.1"), pool(role="decode"), pool(role="prefill")):

@@ -226,6 +226,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
     folding, window, goes_on = folding_of(fleet) if folds else None, Window(demand, course), True
+    state = folding.in_less_room(state) if folding else state
     while goes_on:
         args = (state, order, course, arrivals, None, None, (router, router), limit, window.closes, None, None)
         if loop(*args) == FULL:
@@ -414,17 +415,18 @@ def folding_of(fleet: Fleet) -> Folding:
 
 
 def with_room(state: State, folding: Folding | None = None) -> State:
-    """Twice as much room in the log, and in what the schedulers keep; or a log that is folded, if that will do."""
+    """Twice as much room in the log where it is short, or a log that is folded, if that will do; otherwise twice as
+    much in what the schedulers keep."""
     groups, counters = state.groups, state.counters
     wanted = (groups["num_lanes"] * (state.pools["max_num_seqs"][groups["pool"]] + 2)).max()
     if folding and len(state.rows) - counters[ROWS] <= wanted:
         folding.fold(state)
         if len(state.rows) - counters[ROWS] > max(len(state.rows) // ROOM, wanted):
             return state
-    grown: dict[str, Any] = {"extra": with_more_room(state.extra)}
-    for name in ("rows", "stalls"):
+    grown: dict[str, Any] = {}
+    for name, count in (("rows", counters[ROWS]), ("stalls", counters[STALLS])):
         old = getattr(state, name)
-        new = attributes(np.empty(2 * len(old), dtype=old.dtype))
-        new[: len(old)].view(np.uint8)[:] = old.view(np.uint8)  # as bytes: numpy copies records field by field
-        grown[name] = new
-    return state._replace(**grown)
+        if len(old) - count <= 2 * wanted:  # a step may end a pause of a request and begin another
+            grown[name] = attributes(np.empty(2 * len(old), dtype=old.dtype))
+            grown[name][:count].view(np.uint8)[:] = old[:count].view(np.uint8)  # numpy copies records field by field
+    return state._replace(**grown or {"extra": with_more_room(state.extra)})

@@ -31,6 +31,8 @@ from windtunnel.files import cache_folder
 LOG = logging.getLogger(__name__)
 """Says what is being compiled when that begins, and an empty message when it ends: for those who wait."""
 STARTED = time.time()
+CHECKED = os.environ.get("NUMBA_BOUNDSCHECK", "0")
+"""Whether compiled code looks at every index, which makes it other code."""
 KEPT = 400
 """Files that are kept, up to a few megabytes each; those that were not used for longest go first."""
 
@@ -96,7 +98,7 @@ def key_of(
     modules = reached_from({function.__module__, *(each.__module__ for each in classes)})
     if any(_edited(file) for module in modules if (file := file_of(module))):
         return None
-    versions = platform.python_version(), numba_version(), llvmlite.__version__, np.__version__
+    versions = platform.python_version(), numba_version(), llvmlite.__version__, np.__version__, CHECKED
     names = [f"{each.__module__}.{each.__qualname__}" for each in classes]
     digest = hashlib.sha256(repr((versions, machine, function.__qualname__, signature, names)).encode())
     for module in modules:

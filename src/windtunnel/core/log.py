@@ -144,10 +144,20 @@ class Folding:
     open_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """[lanes, 2] the row that each lane may go on with, NONE without one; and the most that it may have unfilled."""
 
+    def in_less_room(self, state: State) -> State:
+        """Before the run: half the room in the log, if it will be folded, since most of the rows of lanes in lockstep
+        go then."""
+        return state._replace(rows=state.rows[: len(state.rows) // 2]) if self._of_groups(state).max() > 1 else state
+
+    def _of_groups(self, state: State) -> NDArray[np.int64]:
+        """[groups] lanes that step together."""
+        groups: Any = state.groups
+        return np.where(self.lockstep[groups["pool"]], groups["num_lanes"], 1)
+
     def fold(self, state: State, ended: bool = False) -> None:
         """Fold what nothing changes any more: all of it when the run has ``ended``, else what is not in flight."""
         groups: Any = state.groups
-        ranks = np.where(self.lockstep[groups["pool"]], groups["num_lanes"], 1)
+        ranks = self._of_groups(state)
         if not (ranks > 1).any():
             return
         if len(self.open_rows) == 0:
@@ -268,3 +278,64 @@ def add_up(
             out[3, row] += share * seconds * level
             out[4, row] = max(out[4, row], float(blocks))
             begin, at = until, after
+
+
+@entry
+def count_steps(rows: Array, ranks: Array, steps: Array) -> int:
+    """Add up in ``steps`` [replicas, lanes] those of each lane, or where several ``ranks`` of a replica step together
+    those of its first one; returns the most rows of one step."""
+    most, head = 1, 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if row.steps > 0:
+            most, head = max(most, i - head), i
+            if row.lane == 0 or ranks[row.replica] == 1:
+                steps[row.replica, row.lane] += row.steps
+    return max(most, len(rows) - head)
+
+
+@entry
+def gaps_of_rows(
+    rows: Array, first: Array, end: Array, width: int, times: Array, joins: Array, last: Array, later: Array,
+    gaps: Array, counts: Array, when: Array, slack: float,
+) -> int:  # fmt: skip
+    """Complete the gaps between tokens (``metrics.gaps``): of steps that begin a row, and behind those of all steps
+    longer ones, which end at ``when``; returns how many.
+
+    A row that does not begin when the one before it in its lane ends follows a pause: its first step ends longer gaps,
+    those of requests that were there since the row before, and those of requests that have joined since their prefill.
+    ``first``, ``end``: of ``rebuild.StepEnds``; ``times``: when prefills end, lane by lane and in order; ``joins``
+    [lanes, 2]: which of them come next; ``last`` [lanes, 2]: when the last step and the one before it of the latest row
+    with decodes end; ``later``: joins that no row follows.
+    """
+    found, n = 0, len(end)
+    for i in range(len(rows)):
+        row = rows[i]
+        if row.steps == 0:
+            continue
+        begun = first[i]
+        gaps[begun] = end[begun] - row.start
+        if row.decodes == 0:
+            continue
+        lane, left = row.replica * width + row.lane, row.decodes - row.discarded
+        paused = not row.start <= last[lane, 0] + slack
+        if paused:
+            counts[begun] -= left
+        while joins[lane, 0] < joins[lane, 1] and times[joins[lane, 0]] - slack <= row.start:
+            join = joins[lane, 0]
+            joins[lane, 0] += 1
+            later[join] = False
+            if paused and last[lane, 1] < times[join] - slack:
+                gaps[n + found], counts[n + found], when[found] = end[begun] - times[join], 1, end[begun]
+                found += 1
+                left -= 1
+        if paused:
+            since = row.start if np.isnan(last[lane, 0]) else last[lane, 0]
+            gaps[n + found], counts[n + found], when[found] = end[begun] - since, left, end[begun]
+            found += 1
+        last[lane, 0] = end[begun + row.steps - 1]
+        last[lane, 1] = end[begun + row.steps - 2] if row.steps > 1 else -np.inf
+    for lane in range(len(joins)):
+        for join in range(joins[lane, 0], joins[lane, 1]):
+            later[join] = last[lane, 1] < times[join] - slack
+    return found

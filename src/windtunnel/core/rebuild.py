@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import flatten, lanes_time, step_time
 from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.jump import FOREVER
-from windtunnel.core.log import no_gains
+from windtunnel.core.log import count_steps, no_gains
 from windtunnel.core.pipelines.stages import end_of, own_end
 from windtunnel.core.records import NONE, ROW, Array, Fields, Pool, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
@@ -113,12 +113,7 @@ def step_ends_of_rows(
     gains: Gains = NO_GAINS,
 ) -> StepEnds:
     """The ends of all steps, of pools without pipelines."""
-    rows = rows_of(log)
-    count = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
-    first = np.zeros(len(rows), dtype=np.int32)
-    found = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
-    _walk(rows, gains, (times,), pool_of_replica, lockstep_lanes, found)
-    return found
+    return _walk(rows_of(log), gains, (times,), pool_of_replica, lockstep_lanes, fills=True)[1]
 
 
 def seconds(
@@ -126,19 +121,16 @@ def seconds(
     gains: Gains = NO_GAINS,
 ) -> Floats:  # fmt: skip
     """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
-    none = np.empty(0, dtype=np.int32)
-    ends = StepEnds(none, np.empty(0), none, none > 0)
-    return _walk(rows_of(log), gains, tables, pool_of_replica, lockstep_lanes, ends)
+    return _walk(rows_of(log), gains, tables, pool_of_replica, lockstep_lanes)[0]
 
 
-def _places(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, Integers]:
-    """(Lanes for which there is room in each replica, [lanes + 1] where the steps of the group of each lane begin): of
-    lanes in lockstep the first one's are those of all."""
+def _sizes(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, Integers, int]:
+    """(Lanes for which there is room in each replica, [lanes + 1] where the steps of the group of each lane begin, most
+    chunks of a step): of lanes in lockstep the first one's steps are those of all."""
     width = max(int(rows["lane"].max(initial=0)) + 1, int(lockstep_lanes.max(initial=1)))
-    lane = rows["replica"].astype(np.int64) * width + rows["lane"]
-    steps = np.bincount(lane, weights=rows["steps"], minlength=width * len(lockstep_lanes)).reshape(-1, width)
-    steps[lockstep_lanes > 1, 1:] = 0
-    return width, np.append(0, np.cumsum(steps.astype(np.int64)))
+    steps = np.zeros((len(lockstep_lanes), width), dtype=np.int64)
+    chunks = count_steps(attributes(rows), lockstep_lanes, steps)
+    return width, np.append(0, np.cumsum(steps)), chunks
 
 
 def unfold(rows: NDArray[Any], found: StepEnds, block_size: Integers) -> tuple[NDArray[Any], Integers]:
@@ -192,11 +184,15 @@ def _walk(
     tables: tuple[tuple[BatchTimes, ...], ...],
     pool_of_replica: Integers,
     lockstep_lanes: Integers,
-    out: StepEnds,
-) -> Floats:
+    *,
+    fills: bool = False,
+) -> tuple[Floats, StepEnds]:
+    """(What ``seconds`` and ``step_ends_of_rows`` return; the latter under the first tables, if it ``fills`` it in)."""
     pools, floats, integers = flatten(tuple(table for of_pools in tables for table in of_pools))
-    totals, (width, places) = np.zeros(len(tables)), _places(rows, lockstep_lanes)
-    ranks, chunks = _largest(rows, lockstep_lanes)
+    totals, (width, places, chunks) = np.zeros(len(tables)), _sizes(rows, lockstep_lanes)
+    ranks, count = int(lockstep_lanes.max(initial=1)), places[-1] if fills else 0
+    first = np.zeros(len(rows) if fills else 0, dtype=np.int32)
+    out = StepEnds(first, np.empty(count), np.empty(count, dtype=np.int32), np.zeros(count, dtype=np.bool_))
     at = np.zeros((len(places) - 1, 5), dtype=np.int64)
     at[:, PLACE] = places[:-1]
     lines = attributes(records(len(at) * len(tables), LINE))
@@ -218,13 +214,7 @@ def _walk(
         totals,
         *out,
     )
-    return totals
-
-
-def _largest(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, int]:
-    """(Most lanes that step together, most chunks of a step)."""
-    heads = np.append(np.flatnonzero(rows["steps"]), len(rows))
-    return int(lockstep_lanes.max(initial=1)), int(np.diff(heads).max(initial=1))
+    return totals, out
 
 
 def _fill(
@@ -239,7 +229,7 @@ def _fill(
     stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
     sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
     layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, rows["replica"], rows["lane"])
-    ranks, chunks = _largest(rows, lockstep_lanes)
+    ranks, chunks = int(lockstep_lanes.max(initial=1)), _sizes(rows, lockstep_lanes)[2]
     rebuild(
         attributes(stages),
         floats,

@@ -134,9 +134,9 @@ class Engine:
     speculative_model: str | None = None
     """Name of the EAGLE-3 head that drafts; None: a layer like the model's last one does (multi-token prediction)."""
     acceptance_length: float | None = None
-    """Mean tokens per step with speculation, including the verified token. vLLM's v1 scheduler and SGLang 0.5 draw for
-    each request and step which drafts are right (in mixed pools without stores, not in ``serve``); elsewhere a step
-    yields the mean."""
+    """Mean tokens per step with speculation, including the verified token. The schedulers of vLLM's v1, SGLang 0.5 and
+    trtllm-1.0 draw for each request and step which drafts are right (in mixed pools without stores, not in ``serve``);
+    elsewhere a step yields the mean."""
     cudagraph_mode: str | None = None
     """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
     with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;

@@ -106,8 +106,8 @@ class Pool:
             )
         if self.engine.num_speculative_tokens and not self.drafts:
             found.append(
-                "speculation is simulated step by step with the schedulers of vLLM's v1 and SGLang 0.5 (not with mixed "
-                "chunks), in mixed pools without stores; here a "
+                "speculation is simulated step by step with the schedulers of vLLM's v1, SGLang 0.5 (not with mixed "
+                "chunks) and trtllm-1.0, in mixed pools without stores; here a "
                 "step yields one token, in its share of the time: gaps between tokens, KV blocks and steps are means"
             )
         if decides_late(self.engine):

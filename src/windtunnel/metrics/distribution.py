@@ -117,7 +117,7 @@ class Distribution:
         rank = (self.count - 1) * (percents / 100)
         below = np.floor(rank).astype(np.int64)
         part = rank - below
-        low, high = self._at(below), self._at(np.minimum(below + 1, self.count - 1))
+        low, high = np.split(self._at(np.concatenate([below, np.minimum(below + 1, self.count - 1)])), 2)
         step = high - low
         return np.where(part >= 0.5, high - step * (1 - part), low + step * part)
 

@@ -5,7 +5,7 @@ between the ends of two such steps next to each other: mostly the later one's du
 alone between them. Its first decode follows the end of the request's prefill instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 NOTHING: Floats = np.zeros(0)
+LANES = 1 << 20
+"""More than a replica has."""
 TOLERANCE = 1e-9
 """A step's end and a token's time are the same event, rounded apart (s)."""
 
@@ -72,7 +74,7 @@ def decode_steps(steps: Steps) -> DecodeSteps:
 def lane_number(replica: Integers, rank: Integers) -> Integers:
     """One number for a replica and a rank of it."""
     found = replica.astype(np.int64)
-    found *= 2**20
+    found *= LANES
     found += rank
     return found
 
@@ -105,11 +107,11 @@ def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Sequence[Floats]]:
 class Earlier(NamedTuple):
     """What the steps before these left open; nothing where these are all."""
 
-    ends: Mapping[int, float] = {}
-    """Lane → when the last row with decodes ended."""
+    ends: Floats = NOTHING
+    """[lanes] when the last row with decodes ended, NaN where none has."""
     lane: Integers = np.zeros(0, dtype=np.int64)
     """Of joins that no decodes have followed yet."""
-    time: Floats = np.zeros(0)
+    time: Floats = NOTHING
 
 
 def gaps_of_groups(
@@ -121,92 +123,30 @@ def gaps_of_groups(
     ``lane``, ``time``: of the prefills after which requests decode, see ``_joins``; ``more``: gaps of one token each
     that come after these. Returns what ``pooled_gaps`` does, and what is open at the end.
     """
+    from windtunnel.core.log import gaps_of_rows
+    from windtunnel.core.records import attributes
+
     lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
-    log, ends = steps.run.iterations, steps.ends
+    log, ends, replicas = steps.run.iterations, steps.ends, steps.run.manifest["replicas"]
     if len(ends) == 0:
-        return more, np.ones(len(more), dtype=np.int32), (np.zeros(0),), Earlier(earlier.ends, lane, time)
-    first = steps.grouped.first
-    rows = _decode_rows(steps, earlier.ends)
-    at, later = _rows_joined(steps, rows, lane, time)
-    last = np.append(_opens(rows.lane)[1:], len(rows.lane))[: len(rows.lane)] - 1
-    open_ends = dict(earlier.ends) | dict(zip(rows.lane[last].tolist(), rows.end[last].tolist(), strict=True))
-    rest = Earlier(open_ends, lane[later], time[later])
-    some = np.append(rows.paused, np.False_)[at]
-    at, joined = at[some], time[some]
-    begins, before, ended_at = rows.row[rows.paused], rows.before[rows.paused], ends[first[rows.row[at]]]
-    left = (log.decodes[begins] - log.discarded[begins]).astype(np.int32)
-    number = (np.cumsum(rows.paused) - 1)[at]
-    del rows  # what follows has one entry for each step
-    n, ended = len(ends), ends[first[begins]]
-    until = n + len(begins) + len(at)
-    values, counts = np.empty(until + len(more)), np.ones(until + len(more), dtype=np.int32)
-    values[0], counts[:n] = 0.0, steps.emitted
+        return more, np.ones(len(more), dtype=np.int32), (NOTHING,), Earlier(earlier.ends, lane, time)
+    width = max(entry["lanes"] for entry in replicas)
+    place = lane // LANES * width + lane % LANES
+    order = np.lexsort((time, place))
+    lane, time = lane[order], time[order]
+    bounds = np.searchsorted(place[order], np.arange(len(replicas) * width + 1))
+    last, later = np.full((len(bounds) - 1, 2), -np.inf), np.ones(len(time), dtype=np.bool_)
+    last[:, 0] = earlier.ends if len(earlier.ends) else np.nan
+    n, room = len(ends), len(log.steps) + len(time)  # what is not used takes no memory
+    values, counts, when = np.empty(n + room + len(more)), np.empty(n + room + len(more), np.int32), np.empty(room)
     np.subtract(ends[1:], ends[:-1], out=values[1:n])
-    values[first[steps.heads]] = ends[first[steps.heads]] - log.start[steps.heads]
-    values[n : n + len(begins)] = np.where(np.isnan(before), ended - log.start[begins], ended - before)
-    values[n + len(begins) : until], values[until:] = ended_at - joined, more
-    np.subtract.at(counts, first[begins], left)
-    np.subtract.at(left, number, 1)
-    counts[n : n + len(begins)] = left
-    return values, counts, (ends, ended, ended_at), rest
-
-
-class DecodeRows(NamedTuple):
-    """The rows of the log with decodes, lane by lane and in order of time in each."""
-
-    row: Integers
-    lane: Integers
-    start: Floats
-    end: Floats
-    before: Floats
-    """When the one before it in its lane ends, NaN if it is the first."""
-    paused: NDArray[np.bool_]
-    """Whether it does not begin when the one before it ends, or opens its lane."""
-
-
-def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
-    log, rows = steps.run.iterations, steps.heads
-    rows = rows[log.decodes[rows] > 0]
-    lane = lane_number(log.replica[rows], log.lane[rows])
-    if (lane[1:] < lane[:-1]).any():
-        order = np.argsort(lane, kind="stable")
-        rows, lane = rows[order], lane[order]
-        del order
-    start, end = log.start[rows], steps.ends_of(rows)
-    before = np.empty(len(end))
-    before[1:] = end[:-1]
-    opens = _opens(lane)
-    before[opens] = [ended.get(number, np.nan) for number in lane[opens].tolist()]
-    return DecodeRows(rows, lane, start, end, before, ~(start <= before + TOLERANCE))
-
-
-def _opens(lane: Integers) -> Integers:
-    """Where each lane begins, in rows lane by lane."""
-    found = np.ones(len(lane), dtype=np.bool_)
-    np.not_equal(lane[1:], lane[:-1], out=found[1:])
-    return np.flatnonzero(found)
-
-
-def _rows_joined(steps: Steps, rows: DecodeRows, lane: Integers, time: Floats) -> tuple[Integers, NDArray[np.bool_]]:
-    """(For each join the row in whose first step the request may decode first, -1 if it goes on within a row or there
-    is none; whether the row comes later)."""
-    first, steps_of_row = steps.grouped.first, steps.run.iterations.steps
-    at, later = np.full(len(lane), -1, dtype=np.int64), np.ones(len(lane), dtype=np.bool_)
-    order = np.argsort(lane, kind="stable")
-    numbers = rows.lane[_opens(rows.lane)]
-    bounds = [np.searchsorted(rows.lane, numbers, side=side) for side in ("left", "right")]
-    joins = [np.searchsorted(lane[order], numbers, side=side) for side in ("left", "right")]
-    for low, high, begin, until in zip(*bounds, *joins, strict=True):
-        mine = order[begin:until]
-        since = time[mine] - TOLERANCE
-        found = low + np.searchsorted(rows.start[low:high], since)
-        before = np.maximum(found - 1, low)
-        counts = steps_of_row[rows.row[before]]
-        latest = steps.ends[first[rows.row[before]] + np.maximum(counts - 2, 0)]
-        within = (found > low) & (counts > 1) & (latest >= since)
-        at[mine] = np.where(within | (found >= high), -1, found)
-        later[mine] = ~within & (found >= high)
-    return at, later
+    counts[:n] = steps.emitted
+    joins = np.ascontiguousarray(np.stack([bounds[:-1], bounds[1:]], axis=1))
+    first, rows = steps.grouped.first, attributes(log.rows)
+    found = gaps_of_rows(rows, first, ends, width, time, joins, last, later, values, counts, when, TOLERANCE)
+    until = n + found + len(more)
+    values[n + found : until], counts[n + found : until] = more, 1
+    return values[:until], counts[:until], (ends, when[:found]), Earlier(last[:, 0], lane[later], time[later])
 
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:

@@ -34,6 +34,8 @@ SEARCHED_ALONE = 0.5
 """For the search where no program follows."""
 SEARCH_EACH = 1.0
 """Seconds of search for each request, at most."""
+SIMULATED = 0.3
+"""After which the best simulated schedule so far is taken."""
 ANY = "any schedule"
 
 
@@ -200,7 +202,8 @@ class _Work:
 
     def _simulated(self) -> tuple[str, Schedule, float]:
         """The best simulated schedule. Raises InputError without one, with what is known."""
-        found = best_simulated(self.problem, self.objective, allowed=self._allowed)
+        until = self.began + SIMULATED * self.seconds if self.seconds else math.inf
+        found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=until)
         if self.known is not None and self._allowed(self.known):
             value = check(self.problem, self.known).value(self.objective)
             if found is None or value < check(self.problem, found[1]).value(self.objective):
@@ -230,7 +233,7 @@ class _Work:
     def _search(self) -> None:
         if self.seconds:
             share = SEARCHED_ALONE if self.program == "none" else SEARCHED
-            limit = min(share * self.seconds, SEARCH_EACH * len(self.problem))
+            limit = min(share * self.seconds, SEARCH_EACH * len(self.problem), self._left())
             watch = self._watch_search() if self.progress and isinstance(self.problem.times, Cost) else None
             found = search(self.problem, self.cost, self.objective, limit, known=self.schedule, watch=watch)
             self._take(found, "search")

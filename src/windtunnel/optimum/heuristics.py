@@ -1,5 +1,6 @@
 """Heuristics: what simulated schedulers do, as schedules, and the best of many of them."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -126,19 +127,24 @@ def best_simulated(
     objective: Objective,
     policies: Mapping[str, Policy] | None = None,
     allowed: Callable[[Schedule], bool] = lambda _: True,
+    until: float = np.inf,
 ) -> tuple[str, Schedule] | None:
     """The best schedule of many settings of the unified scheduler, and their name; None if none is allowed.
 
-    By default these are InferMax's variants, for very large problems only some of them.
+    By default these are InferMax's variants, for very large problems only some of them. After ``until``, a time of
+    ``time.monotonic``, no more of them are tried once one is found.
     """
     chosen = infermax_grid() if policies is None else dict(policies)
     many = int(problem.output_tokens.sum()) * len(chosen) > MOST_TOKENS
     given = np.arange(len(problem))
-    ways = [(name, name, given) for name in (_ranked(problem, objective, chosen) if many else chosen)]
+    half = (time.monotonic() + until) / 2  # the rest is for orders
+    ways = [(name, name, given) for name in (_ranked(problem, objective, chosen, half) if many else chosen)]
     if many and ways and objective == MAKESPAN and problem.arrival.min() == problem.arrival.max():
-        ways = _longest_first(problem, chosen, ways)
+        ways = _longest_first(problem, chosen, ways, until)
     found: list[tuple[float, str, Schedule]] = []
     for title, name, order in ways:
+        if found and time.monotonic() > until:
+            break
         try:
             schedule = _renamed(simulated(_in_order(problem, order), chosen[name]), order)
         except InputError:
@@ -151,7 +157,7 @@ def best_simulated(
 
 
 def _longest_first(
-    problem: Problem, policies: Mapping[str, Policy], ways: list[tuple[str, str, Integers]]
+    problem: Problem, policies: Mapping[str, Policy], ways: list[tuple[str, str, Integers]], until: float
 ) -> list[tuple[str, str, Integers]]:
     """The ways, the best first, with orders that begin longer outputs sooner rather than later.
 
@@ -160,6 +166,8 @@ def _longest_first(
     name, output, rng = ways[0][0], np.log(problem.output_tokens), np.random.default_rng(0)
     best = served_by_core(problem, policies[name]).value(MAKESPAN)
     for noise in NOISES:
+        if time.monotonic() > until:
+            break
         order = np.argsort(-(1 - noise) * output - noise * rng.permutation(output), kind="stable")
         value = served_by_core(_in_order(problem, order), policies[name]).value(MAKESPAN)
         if value < best:
@@ -184,11 +192,14 @@ def _renamed(schedule: Schedule, order: Integers) -> Schedule:
     )
 
 
-def _ranked(problem: Problem, objective: Objective, policies: Mapping[str, Policy]) -> list[str]:
+def _ranked(problem: Problem, objective: Objective, policies: Mapping[str, Policy], until: float) -> list[str]:
     """The policies by what the compiled core makes of them, the best first; for very many requests only some."""
-    names = FEW if len(problem) > MOST_REQUESTS and FEW[0] in policies else policies
+    few = [name for name in FEW if name in policies]
+    names = few if few and len(problem) > MOST_REQUESTS else [*few, *(name for name in policies if name not in FEW)]
     values: dict[str, float] = {}
     for name in names:
+        if values and time.monotonic() > until:
+            break
         try:
             values[name] = served_by_core(problem, policies[name]).value(objective)
         except InputError:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words
+from windtunnel.policy.drafts import Drafts
 from windtunnel.policy.settings import Limits, Settings
 
 Capacity = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
@@ -67,6 +68,8 @@ class Trtllm(Settings):
     """Steps after which they admit although not all have a prompt."""
     batching_wait_iters: int = 10
     """Steps that they wait for more prompts when all have one and all generate."""
+    drafts: Drafts | None = None
+    """Speculation in one engine (MTP, EAGLE-3): each generation of a step verifies as many drafts. None: none."""
 
     def __post_init__(self) -> None:
         require_words(self)
@@ -99,6 +102,15 @@ class Trtllm(Settings):
     def shares_parts(self) -> bool:
         """They also share the beginning of a block in which they part."""
         return self.enable_block_reuse and self.enable_partial_reuse
+
+    @property
+    def takes_drafts(self) -> bool:
+        """See Settings."""
+        return True
+
+    def with_drafts(self, drafts: Drafts | None) -> Self:
+        """The settings with speculation."""
+        return replace(self, drafts=drafts)
 
     @property
     def unused_blocks(self) -> int:

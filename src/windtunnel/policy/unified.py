@@ -455,35 +455,17 @@ FCFS_INTERVAL = Policy(group_order="prefill_first", mixed=False, reschedule_inte
 QUEUE_RATIO = Policy(group_order="prefill_first", mixed=False, queue_ratio=1.2)
 """Queue-ratio scheduling (checklist 309): the queue is looked at when it is 1.2 times as long as the running list."""
 
-OURS_KNOWN = Policy(
-    chunked_prefill=True,
-    pass_over=True,
-    watermark=0.1,
-    admission_order="shortest_job",
-    allocation="prompt_and_output",
-    preemption="none",
-)
-"""Ours, found by search (docs/experiments/ours.md), where requests declare the lengths of their outputs: the shortest
-job that fits first, with all its memory."""
-
-OURS_RANKED = Policy(
-    group_order="prefill_first",
-    chunked_prefill=True,
-    pass_over=True,
-    max_num_seqs=128,
-    max_num_prefill_tokens=2048,
-    watermark=0.1,
-    admission_order="priority",
-    allocation="prompt",
-)
-"""Ours, found by search (docs/experiments/ours.md), where priorities say which output is longer, and nothing how long
-it is."""
-
 OURS_UNKNOWN = Policy(
-    chunked_prefill=True, pass_over=True, watermark=0.1, admission_order="shortest_prompt", allocation="prompt"
+    chunked_prefill=True, pass_over=True, watermark=0.02, admission_order="shortest_prompt", allocation="prompt"
 )
 """Ours, found by search (docs/experiments/ours.md), where nothing is known of outputs: the shortest prompt that fits
-first, and a tenth of memory kept for those that run."""
+first, and a fiftieth of memory kept for those that run."""
+
+OURS_KNOWN = replace(OURS_UNKNOWN, admission_order="shortest_job")
+"""Ours, where requests declare the lengths of their outputs: the shortest job that fits first."""
+
+OURS_RANKED = replace(OURS_UNKNOWN, admission_order="priority")
+"""Ours, where priorities say which output is longer, and nothing how long it is."""
 
 POLICIES: dict[str, Policy] = {
     "sarathi": SARATHI,

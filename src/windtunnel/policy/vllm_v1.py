@@ -102,6 +102,10 @@ class VllmV1(Settings):
     decide_after_empty_step: bool = True
     """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
     one (vLLM ≤ 0.30)."""
+    reserve_for_loads: bool = True
+    """A request whose KV comes from a store gets memory for it only beside what part-way prompts, and others whose KV
+    comes or has come, still need (_inflight_prefill_reserved_blocks); otherwise they can wait for each other for ever
+    (vLLM ≤ 0.22)."""
     drafts: Drafts | None = None
     """What a drafter proposes, which steps verify; None: nothing."""
     encoder: Encoder | None = None
@@ -200,17 +204,17 @@ _UNTIL_0_32 = replace(_NEWEST, go_on_after_own_preemption=False, interval_when_a
 _UNTIL_0_30 = replace(
     _UNTIL_0_32, threshold_when_alone=True, track_place=False, wait_for_output=False, decide_after_empty_step=False
 )
-_UNTIL_0_23 = replace(_UNTIL_0_30, plain_blocks_first=False)
+_UNTIL_0_22 = replace(_UNTIL_0_30, plain_blocks_first=False, reserve_for_loads=False)
 
 VERSIONS: dict[str, VllmV1] = {
     "vllm-0.33": _NEWEST,
     "vllm-0.32": _UNTIL_0_32,
     "vllm-0.24": _UNTIL_0_30,
-    "vllm-0.20": _UNTIL_0_23,
-    "vllm-0.16": replace(_UNTIL_0_23, reserve_full_prompt=False),
-    "vllm-0.12": replace(_UNTIL_0_23, reserve_full_prompt=False, async_scheduling=False),
+    "vllm-0.20": _UNTIL_0_22,
+    "vllm-0.16": replace(_UNTIL_0_22, reserve_full_prompt=False),
+    "vllm-0.12": replace(_UNTIL_0_22, reserve_full_prompt=False, async_scheduling=False),
     "vllm-0.10": replace(
-        _UNTIL_0_23,
+        _UNTIL_0_22,
         reserve_full_prompt=False,
         async_scheduling=False,
         skip_unfit_prompts=True,

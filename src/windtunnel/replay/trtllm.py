@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from windtunnel.core.schedulers.trtllm.executor import check
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NOW, SEQUENCE, TOKENS, WHO
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Trtllm
+from windtunnel.replay.drafts import drafts_of, drawn
 from windtunnel.replay.lane import demand
 from windtunnel.replay.loop import Loop, Part, Record, Step, linear, seconds_of
 from windtunnel.replay.recording import (
@@ -48,6 +50,7 @@ CONFIG: Record = {
     "enable_balance": False,
     "timeout_iters": 50,
     "batching_wait_iters": 10,
+    "spec": {},
 }
 """Arguments that the scheduler reads, and the recorder's defaults. Every request declares ``declared_max_new_tokens``
 as its output; None: what it generates. Requests go to the ranks of attention data parallelism in turn."""
@@ -67,6 +70,7 @@ def policy(config: Mapping[str, Any]) -> Trtllm:
         chunked_prefill=config["enable_chunked_prefill"],
         chunk_unit_size=config["chunk_unit_size"] or 0,
         deals_out=False,  # the recorder sent requests to the ranks in turn
+        drafts=drafts_of(config["spec"]),
         **{name: config[name] for name in SAME_NAME},
     )
 
@@ -164,15 +168,15 @@ class Rank:
     def batch(self, begun: Sequence[int], pauses: Sequence[int]) -> Batch:
         """The step that was decided; ``begun``, ``pauses``: whether each request had begun before, and how often it had
         been paused."""
-        columns = self.columns
+        columns, tokens = self.columns, 1 + int(self.stepper.state.pools[ONLY]["num_speculative_tokens"])
         chunks = self.seats[[SEQUENCE, TOKENS, CONTEXT], : self.lane["chunks"]].T.tolist()
         contexts = [
-            Part(r, tokens, start, False, start + tokens == int(columns[r]["prompt"] + columns[r]["generated"]))
-            for r, tokens, start in chunks
+            Part(r, chunk, start, False, start + chunk == int(columns[r]["prompt"] + columns[r]["generated"]))
+            for r, chunk, start in chunks
         ]
         return Batch(
             contexts,
-            [Part(r, 1, self._context(r, ends), True, True) for r, ends in self._generations()],
+            [Part(r, tokens, self._context(r, ends), True, True) for r, ends in self._generations()],
             new=[part.r for part in contexts if not begun[part.r]],
             paused=[r for r in reversed(self.active) if int(columns[r]["preemptions"]) > pauses[r]],
             held=self.batch_waits,
@@ -216,6 +220,8 @@ class Scheduler:
         arrival = [float(row.arrival) for row in rows]
         rules = policy(config)
         requests = demand(rows, arrival, asked, 1 if rules.shares_parts else room.block_size, declared)
+        if rules.drafts:
+            requests = replace(requests, drafts=drawn(config["spec"], [row.id for row in rows], asked))
         self.stepper = Stepper(room, rules, requests, size)
         self.ranks = [Rank(self.stepper, i) for i in range(size)]
         pool = self.stepper.state.pools[ONLY]

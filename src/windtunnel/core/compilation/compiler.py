@@ -28,7 +28,7 @@ from numba.extending import intrinsic, overload, typeof_impl
 
 from windtunnel.core.compilation.direct import STANDARD, WAY_IN, text_of_way_in
 from windtunnel.core.compilation.kept import KeptCode
-from windtunnel.core.compilation.whole_tuples import LowerWhole, text_of
+from windtunnel.core.compilation.lowering import LowerWhole, text_of
 from windtunnel.core.kernels import give_back_memory
 
 WRAPPER = "_ZN7cpython"

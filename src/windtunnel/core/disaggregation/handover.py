@@ -167,7 +167,9 @@ def run(
         InputError: a scheduler that does not hand over, or takes nothing.
     """
     passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router)
-    passing.folding = folding_of(passing.fleet) if folds else None
+    if folds:
+        passing.folding = folding_of(passing.fleet)
+        passing.state = passing.folding.in_less_room(passing.state)
     passing.state.counters[JUMPS] = jumps
     passing.order.in_step[0] |= in_step
     window = Window(demand, passing.course)

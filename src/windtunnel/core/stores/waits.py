@@ -169,7 +169,11 @@ def needed_by_part_way(pool: Pool, lane: Lane, requests: Array, seats: Array) ->
 
 @compiled
 def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, seats: Array, stores: Stores, budget: int) -> int:
-    """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES."""
+    """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES.
+
+    Memory must do for the KV beside what others need, and for all that is known of the request (``allocate_slots`` of
+    v1/core/kv_cache_manager.py, ``full_sequence_must_fit``).
+    """
     r, closed = lane.head, budget <= 0 or lane.running >= pool.admits_below
     if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:
         return COMPUTES
@@ -182,8 +186,13 @@ def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, seats: Array, store
     if tokens == 0:
         return COMPUTES
     margin = pool.watermark_blocks if lane.running > 0 else 0
-    margin += lane.kv_reserved + needed_by_part_way(pool, lane, requests, seats)
-    if blocks_of(pool, known) - found + idle + margin > lane.free:
+    reserved = 0
+    if pool.reserve_for_loads:
+        reserved = lane.kv_reserved + needed_by_part_way(pool, lane, requests, seats)
+    needed = tokens // pool.block_size + reserved
+    if pool.reserve_full_prompt:
+        needed = max(needed, blocks_of(pool, known) - found)
+    if needed + idle + margin > lane.free:
         return LACKS
     pop_first(lane, requests)
     lane.waiting += 1
@@ -243,7 +252,7 @@ def take_held(pool: Pool, lane: Lane, request: Request, stores: Stores, r: int) 
 @part
 def has_beside(pool: Pool, lane: Lane, stores: Any, request: Request) -> bool:
     """Whether there is memory for a request beside what those still need that wait for KV."""
-    if stores is None:
+    if stores is None or pool.reserve_for_loads == 0:
         return True
     return blocks_of(pool, request.prompt + request.generated) <= lane.free - lane.kv_reserved
 

@@ -9,9 +9,12 @@ from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.goodput.closed import FEWER, LIMITS, SAME
+from windtunnel.simulate.run import Iterations
 
 Floats = NDArray[np.float64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
+ROUNDED = 1e-6
+"""Seconds by which rounding may move an instant."""
 OF_PROMPTS = ("mixed_tokens", "mixed_attention", "chunk_knots", "prefill_attention", "prefill_base")
 """Tables that steps without prompts do not read."""
 
@@ -27,6 +30,31 @@ def most_at_once(begin: Floats, end: Floats, server: NDArray[np.int64]) -> int:
         change = np.repeat((1, -1), mine.sum())
         order = np.lexsort((-change, times))
         most = max(most, int(np.cumsum(change[order]).max()))
+    return most
+
+
+def seat_ends(ended: Floats, server: NDArray[np.int64], rows: Iterations, times: Times) -> Floats:
+    """When requests have given their seats back that were ``ended`` by a server: an engine that schedules
+    asynchronously learns it when it has begun its next step."""
+    ends = ended + longest_step(times)
+    for one in np.unique(server):
+        mine, starts = server == one, np.sort(rows.start[rows.replica == one])
+        place = np.searchsorted(starts, ended[mine] - ROUNDED)
+        following = np.append(starts, np.inf)[place]
+        ends[mine] = np.minimum(ends[mine], following + ROUNDED)
+    return ends
+
+
+def most_prompts(rows: Iterations, replicas: NDArray[np.int64]) -> int:
+    """Most requests that a rank of these replicas had in two steps that follow each other: where each step takes up all
+    prompts that have a seat, no more had one at once, those of the step in flight included."""
+    most, own = 0, np.isin(rows.replica, replicas)
+    number = rows.replica * (int(rows.lane.max(initial=0)) + 1) + rows.lane
+    for one in np.unique(number[own]):
+        mine = own & (number == one)
+        begins = rows.steps[mine] > 0
+        each = np.bincount(np.cumsum(begins), (rows.chunk_tokens[mine] > 0) + np.where(begins, rows.decodes[mine], 0))
+        most = max(most, int((each[1:] + each[:-1]).max(initial=each.max(initial=0))))
     return most
 
 

@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
-from windtunnel.deployment import Deployment
+from windtunnel.deployment import Deployment, Pool
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.goodput.classes import longest_step, most_at_once, no_better
-from windtunnel.plan.goodput.closed import DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
+from windtunnel.plan.goodput.classes import longest_step, most_at_once, most_prompts, no_better, seat_ends
+from windtunnel.plan.goodput.closed import DECODE, FEWER, IN_TURN, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run
+from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, takes_in_turn
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Requests, Run
@@ -116,8 +117,6 @@ class Alone:
     """Requests of a replica at once, at most."""
     tokens: float
     """Output tokens per second of those requests; of a run that was ended early, of all that may still be in time."""
-    ended: bool
-    """Whether it was ended early."""
 
 
 def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0) -> Alone:
@@ -139,20 +138,22 @@ def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0
         begun = simulated(question, deployment, head(few, count), tables)
         tokens, _ = at_most(begun.requests, workload, asked)
         if tokens <= least:
-            return _alone(begun, tables[0].times, np.zeros(count, dtype=np.bool_), tokens, ended=True)
+            return _alone(begun, deployment.pools[0], tables[0].times, np.zeros(count, dtype=np.bool_), tokens)
     run = simulated(question, deployment, few, tables)
     limit, requests = asked.slo.limits.get("ttft", np.inf), run.requests
     kept = (requests.status == FINISHED) & ~(requests.first_token - requests.arrival > limit)
     tokens = float(workload.output_tokens[kept].sum()) / workload.duration
-    return _alone(run, tables[0].times, kept, tokens, ended=False)
+    return _alone(run, deployment.pools[0], tables[0].times, kept, tokens)
 
 
-def _alone(run: Run, times: Times, kept: NDArray[np.bool_], tokens: float, ended: bool) -> Alone:
+def _alone(run: Run, pool: Pool, times: Times, kept: NDArray[np.bool_], tokens: float) -> Alone:
     requests, handed = run.requests, run.handovers
     assert handed is not None
-    ends = requests.scheduled + handed.ttft_prefill + longest_step(times)
+    ends = seat_ends(requests.scheduled + handed.ttft_prefill, handed.prefill_replica, run.iterations, times)
     most = most_at_once(requests.scheduled, ends, handed.prefill_replica)
-    return Alone(requests, requests.first_token - handed.ttft_join, kept, most, tokens, ended)
+    if takes_in_turn(pool) and not pool.stores:
+        most = min(most, most_prompts(run.iterations, np.unique(handed.prefill_replica)))
+    return Alone(requests, requests.first_token - handed.ttft_join, kept, most, tokens)
 
 
 def ask_side(job: SideJob) -> SideReport:
@@ -169,8 +170,9 @@ def ask_side(job: SideJob) -> SideReport:
 
 def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     """Every server of the job in ``first`` replicas, those first that may stand for others."""
-    left, any_decode = list(job.prefills), job.decodes[0][0][0]
-    lightest = min(_weight(left[0], decodes[0], layout) for decodes, layouts in job.decodes for layout in layouts)
+    any_decode = job.decodes[0][0][0]
+    left = _not_late(job, first, report)
+    lightest = _lightest(job)
     while left:
         server, *others = left
         one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
@@ -188,6 +190,39 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
         if job.only_first and left:
             report.later.append(replace(job, prefills=left, only_first=False))
             return
+
+
+def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
+    """Servers whose prompts may come in time where they are computed in turn; the others are closed."""
+    question, found, late = job.question, list[Server](), dict[float, list[Server]]()
+    for server in job.prefills:
+        deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
+        tables, key = tables_for(question, deployment), (question.digest, first)
+        if key not in _work_kept:
+            _work_kept[key] = computed(question.workload, first)
+        limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
+        times = question.overheads.applied(tables[0].times)
+        most = kept_in_turn(deployment, question.workload, _work_kept[key], times, limit)
+        if most / _lightest(job) <= job.best:
+            late.setdefault(most, []).append(server)
+        else:
+            found.append(server)
+    for most, servers in late.items():
+        for decodes, layouts in job.decodes:
+            report.closed.append(_closing(IN_TURN, servers, decodes, layouts, most))
+    return found
+
+
+def _lightest(job: SideJob) -> float:
+    """Least weight of what is open."""
+    return min(_weight(job.prefills[0], decodes[0], one) for decodes, layouts in job.decodes for one in layouts)
+
+
+def _closing(
+    rule: str, prefills: Sequence[Server], decodes: Sequence[Server], layouts: Sequence[Layout], tokens: float
+) -> Closing:
+    places = tuple(one.place for one in prefills), tuple(one.place for one in decodes)
+    return Closing(rule, *places, tuple(layouts), tokens)
 
 
 def _representative_first(servers: Sequence[Server], most: int) -> list[Server]:
@@ -240,8 +275,7 @@ class AskedSide:
         own = (self.server, *self.same)
         for by, prefills in ((rule, own), (FEWER, self.fewer)):
             if prefills and layouts:
-                places = tuple(one.place for one in prefills), tuple(one.place for one in decodes)
-                self.report.closed.append(Closing(by, *places, tuple(layouts), tokens))
+                self.report.closed.append(_closing(by, prefills, decodes, layouts, tokens))
 
     def shared(self, decodes: Sequence[Server], layout: Layout) -> float:
         """Good tokens per second where decode servers with as many seats share their steps among all that comes; no
@@ -338,6 +372,7 @@ def _key(question: Question, prefill: Server, decode: Server) -> str:
     return f"{question.digest} {doubted} {decode.kin} {decode.limits}"
 
 
+_work_kept: dict[tuple[str, int], Floats] = {}
 _kept: dict[str, Lines | None] = {}
 _shared_kept: dict[str, Sharing | None] = {}
 

@@ -6,6 +6,7 @@ from typing import Any
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import Array, Group, Lane, Pool, Request
 from windtunnel.core.schedulers.trtllm.capacity import FITS, MAX_UTILIZATION, OUT, known, reusable
+from windtunnel.core.schedulers.trtllm.drafts import tokens_of_step
 from windtunnel.core.seats import ENDS, NEVER, NOW, WHO
 
 
@@ -25,10 +26,10 @@ def take_generation(pool: Pool, lane: Lane, seats: Array, i: int, runs: bool) ->
     if not runs:
         seats[NOW, i] = OUT
         return True
-    if lane.taken >= pool.max_num_batched_tokens:
+    if lane.taken + tokens_of_step(pool) > pool.max_num_batched_tokens:
         return False
     seats[NOW, i] = 1
-    lane.taken += 1
+    lane.taken += tokens_of_step(pool)
     lane.takes_part += 1
     return True
 
@@ -170,7 +171,7 @@ def wait_for_more(pool: Pool, lane: Lane, requests: Array, seats: Array, picks: 
     prompts count, also of chunks."""
     if not pool.batch_waits or lane.picked == 0 or lane.takes_part == 0:
         return
-    tokens = lane.takes_part
+    tokens = lane.takes_part * tokens_of_step(pool)
     for k in range(lane.picked):
         tokens += known(requests[seats[WHO, picks[k]]])
     lane.waits = 1

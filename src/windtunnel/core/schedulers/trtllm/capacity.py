@@ -11,6 +11,7 @@ from windtunnel.core.block_index import drop_follower, first_follower, forget, s
 from windtunnel.core.blocks import Cache, blocks_of, find, give_back, key_before, key_of, offer, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Lane, Pool, Request, State
+from windtunnel.core.schedulers.trtllm.drafts import beyond_the_end, extra_tokens, more_blocks
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, context_of, count, ends_at, sit, skip_decodes
 from windtunnel.core.texts.owners import common
 
@@ -31,12 +32,15 @@ def known(request: Request) -> int:
 @part
 def to_the_end(pool: Pool, request: Request) -> int:
     """Blocks of a request that goes on to its declared end (getRemainingBlocksToCompletion)."""
-    return min(blocks_of(pool, min(request.prompt + request.max_tokens, pool.max_model_len)), pool.num_blocks)
+    tokens = min(request.prompt + request.max_tokens, pool.max_model_len) + beyond_the_end(pool)
+    return min(blocks_of(pool, tokens), pool.num_blocks)
 
 
 @part
 def held(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
     """Blocks of a request: all of its prompt from its first chunk on."""
+    if pool.num_speculative_tokens > 0:
+        return blocks_of(pool, request.held_tokens) if request.started else 0
     if ends == NEVER:
         return blocks_of(pool, known(request)) if request.started else 0
     return blocks_of(pool, context_of(lane, request, ends))
@@ -44,7 +48,9 @@ def held(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
 
 @part
 def next_block(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
-    """1 if the next token of a generation needs another block."""
+    """Blocks that the next step of a generation needs."""
+    if pool.num_speculative_tokens > 0:
+        return more_blocks(pool, request)
     return 1 if context_of(lane, request, ends) % pool.block_size == 0 else 0
 
 
@@ -205,7 +211,7 @@ def one_step(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, ends:
         return next_block(pool, lane, request, ends)
     if request.started:
         return 0
-    return blocks_of(pool, known(request)) - look_up(pool, lane, request, cache, r)
+    return blocks_of(pool, known(request) + extra_tokens(pool)) - look_up(pool, lane, request, cache, r)
 
 
 @part
@@ -268,8 +274,9 @@ def pause(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: 
             request.last_token = max(request.last_token, lane.end)
         seats[ENDS, i] = NEVER
         lane.first = min(lane.first, i)
-    give_back(pool, lane, cache, r, tokens, computed, True)
-    request.context, request.started, request.offers = 0, 0, 0
+    held = request.held_tokens if pool.num_speculative_tokens > 0 else tokens
+    give_back(pool, lane, cache, r, held, computed, True)
+    request.context, request.started, request.offers, request.rewind = 0, 0, 0, 0
     lane.running -= 1
     lane.waiting += 1
 

@@ -26,7 +26,6 @@ from windtunnel.core.blocks import (
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_first, put_last
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, Request, State
 from windtunnel.core.schedulers.trtllm.batch import balance, take_part, wait_for_more
@@ -47,6 +46,17 @@ from windtunnel.core.schedulers.trtllm.capacity import (
     stage,
 )
 from windtunnel.core.schedulers.trtllm.dealing import deal, door_of, may_deal, take_place
+from windtunnel.core.schedulers.trtllm.drafts import (
+    advance,
+    begin_tokens,
+    drafts_of_pools,
+    due,
+    grow,
+    settle,
+    tokens_of_step,
+)
+from windtunnel.core.schedulers.trtllm.left_out import discarded, leave_out, rejoin, resume
+from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -55,8 +65,6 @@ from windtunnel.core.seats import (
     NOW,
     WHO,
     add_chunk,
-    blocks_due,
-    context_of,
     count,
     end_decodes,
     ends_at,
@@ -84,6 +92,7 @@ POOL_FIELDS: Fields = [
     ("deals", np.int64),  # ranks get their requests when a step is decided
     *((name, np.int64) for name in ("plain_blocks_first",)),
     *((name, np.int64) for name in ("partial", "copies")),  # the beginning of a block is shared as well
+    *OF_DRAFTS,
 ]
 
 LANE_FIELDS: Fields = [
@@ -101,7 +110,11 @@ LANE_FIELDS: Fields = [
 ]
 
 REQUEST_FIELDS: Fields = [
+    ("id", np.int64),  # what its drafts are drawn for
     ("max_tokens", np.int32),  # declared
+    ("held_tokens", np.int32),  # with drafts: in its blocks
+    ("rewind", np.int32),  # of these, wrong drafts of the step in flight
+    ("gained", np.int32),  # drafts that were right in its latest step
     ("started", np.int8),  # its first chunk has run, so that it has its blocks
     ("late", np.int8),  # its last token is in flight, and it is scheduled once more
     ("returned", np.int8),  # was left out of a step, and has not decoded since
@@ -120,6 +133,8 @@ class Extra(NamedTuple):
     """[seats] keys of the blocks that its prompts compute first."""
     dealt: Array
     """[seats of all ranks of a replica] requests that get their ranks."""
+    drafts: Any
+    """Which drafts are right (vllm_v1.speculation.Drafts), or None where there are none."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Extra:
@@ -146,6 +161,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["balances"], pool["gathering_iters"] = policy.enable_balance, policy.batching_wait_iters
         pool["deals"] = policy.deals_out and role == "mixed"
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
+    requests["id"] = np.arange(len(requests))
     width = 2 * int(pools["max_num_seqs"].max()) + 32
     cache = None
     if any(policy.prefix_caching for policy in fleet.policies):
@@ -155,7 +171,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         parts = any(policy.shares_parts for policy in fleet.policies)
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes, parts)
     dealt = np.zeros(max(fleet.lanes) * int(pools["max_num_seqs"].max()), dtype=np.int64)
-    return Extra(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64), dealt)
+    picks, coming = np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64)
+    return Extra(cache, picks, coming, dealt, drafts_of_pools(fleet, demand, pools))
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -197,11 +214,11 @@ def activate(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
 
 
 @part
-def all_decode(pool: Pool, lane: Lane, seats: Array) -> bool:
+def all_decode(pool: Pool, lane: Lane, requests: Array, seats: Array, drafts: Any) -> bool:
     """Whether every active request decodes, and none has to go for it."""
-    if lane.active != lane.decodes or lane.decodes > pool.max_num_batched_tokens:
+    if lane.active != lane.decodes or lane.decodes * tokens_of_step(pool) > pool.max_num_batched_tokens:
         return False
-    return pool.capacity != MAX_UTILIZATION or blocks_due(pool, lane, seats) <= lane.free
+    return pool.capacity != MAX_UTILIZATION or due(drafts, pool, lane, requests, seats) <= lane.free
 
 
 @part
@@ -210,7 +227,7 @@ def plan(state: State, pool: Pool, i: int) -> None:
     lane, requests, seats, extra = state.lanes[i], state.requests, state.seats[i], state.extra
     picks, coming = extra.picks[i], extra.coming
     lane.pauses = lane.picked = lane.waits = lane.taken = lane.takes_part = lane.chunked_tokens = lane.cut = 0
-    lane.planned = 0 if all_decode(pool, lane, seats) else 1
+    lane.planned = 0 if all_decode(pool, lane, requests, seats, extra.drafts) else 1
     if not lane.planned:
         lane.takes_part = lane.fitting = lane.decodes
         return
@@ -241,7 +258,7 @@ def begin(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, chunk: i
         find(pool, lane, request, cache, r)  # again: a prompt before it may have taken what was idle
         found = take(lane, cache, r)
         alike = begins_alike(pool, lane, request, cache, cache.followers, r, found)
-    lane.free -= blocks_of(pool, known(request)) - found
+    lane.free -= blocks_of(pool, begin_tokens(pool, request, known(request))) - found
     request.context = found * pool.block_size + alike
     if request.preemptions == 0:
         request.cached_tokens = request.context
@@ -271,25 +288,6 @@ def run_prompts(state: State, pool: Pool, i: int, last: bool, every: bool, start
 
 
 @part
-def leave_out(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Generations that get no token in this step leave the sums; the next token of each comes after a pause."""
-    for i in range(lane.top):
-        ends = seats[ENDS, i]
-        if seats[NOW, i] != OUT or not ends < EMPTY:
-            continue
-        request = requests[seats[WHO, i]]
-        if ends > lane.clock:
-            count(pool, lane, seats, context_of(lane, request, ends), -1)
-            if not request.returned:
-                request.returned = 1
-                lane.returned += 1
-                request.last_token = max(request.last_token, lane.end)
-        elif request.late:
-            count(pool, lane, seats, context_of(lane, request, ends), -1)
-            request.late = 0
-
-
-@part
 def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     """The plan of lane ``i`` takes effect; whether any request had to go."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
@@ -309,7 +307,7 @@ def carry_out(state: State, pool: Pool, i: int, start: float) -> bool:
     if lane.planned and 0 < lane.takes_part < lane.decodes:
         leave_out(pool, lane, requests, seats)
     if lane.takes_part > 0:
-        lane.free -= blocks_due(pool, lane, seats)
+        grow(state.extra.drafts, pool, lane, requests, seats)
         lane.step_kv = lane.kv_tokens
     if lane.cut:
         run_prompts(state, pool, i, False, False, start)
@@ -343,37 +341,6 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
 
 
 @part
-def takes_part_now(lane: Lane, seats: Array, i: int) -> bool:
-    """Whether the generation in seat ``i`` gets a token in the step that was decided."""
-    return lane.step_decodes > 0 and (not lane.planned or seats[NOW, i] > 0)
-
-
-@part
-def discarded(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
-    """Generations of this step whose token is dropped or comes after a pause."""
-    lane, seats, dropped = state.lanes[i], state.seats[i], 0
-    if lane.step_decodes > 0:
-        for k in range(lane.leaving):
-            dropped += state.requests[seats[WHO, seats[LEAVING, k]]].late
-    if lane.returned > 0:
-        for seat in range(lane.top):
-            if seats[ENDS, seat] < EMPTY and takes_part_now(lane, seats, seat):
-                dropped += state.requests[seats[WHO, seat]].returned
-    return dropped
-
-
-@compiled
-def rejoin(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Generations that were left out may take part in the next step, and end one step later."""
-    for i in range(lane.top):
-        ends = seats[ENDS, i]
-        if seats[NOW, i] == OUT and lane.clock <= ends < EMPTY:
-            context = context_of(lane, requests[seats[WHO, i]], ends + 1)
-            ends_at(lane, seats, i, ends + 1)
-            count(pool, lane, seats, context, 1)
-
-
-@part
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the step; the clock goes on if generations take part."""
     lane = state.lanes[i]
@@ -383,21 +350,11 @@ def launch(state: State, pool: Pool, i: int, start: float) -> None:
         rejoin(pool, lane, state.requests, state.seats[i])
 
 
-@compiled
-def resume(state: State, lane: Lane, seats: Array, end: float) -> None:
-    """Generations that were left out before get a token again."""
-    for i in range(lane.top):
-        r = seats[WHO, i]
-        if seats[ENDS, i] < EMPTY and state.requests[r].returned and takes_part_now(lane, seats, i):
-            state.requests[r].returned = 0
-            lane.returned -= 1
-            write_stall(state, r, state.requests[r].last_token, end)
-
-
 @part
 def overruns(pool: Pool, request: Request) -> bool:
-    """Whether a request is scheduled once more while its last token is on its way."""
-    return pool.async_scheduling and (pool.overruns > 0 or request.max_tokens > request.output)
+    """Whether a request is scheduled once more while its last token is on its way: known are those that the next one
+    ends by their declared length (willCompleteNextIteration of llmRequest.h), not those that right drafts end."""
+    return pool.async_scheduling and (pool.overruns > 0 or request.max_tokens > request.output - request.gained)
 
 
 @part
@@ -451,6 +408,7 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if lane.step_decodes > 0:
         if lane.returned > 0:
             resume(state, lane, seats, end)
+        advance(state.extra.drafts, pool, lane, state.requests, seats)
         lane.end = end
         end_decodes(state, pool, i, seats, lane.clock, end, ended)
     if lane.chunks > 0:
@@ -483,6 +441,7 @@ def leave(state: State, pool: Pool, i: int, ran: bool) -> None:
     lane, seats, requests = state.lanes[i], state.seats[i], state.requests
     if lane.offering > 0:
         offer_prompts(state, pool, i)
+    settle(state.extra.drafts, pool, lane, requests, seats)
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
         r = seats[WHO, seat]
@@ -495,7 +454,8 @@ def leave(state: State, pool: Pool, i: int, ran: bool) -> None:
         if request.holds:
             request.context = context
         else:
-            give_back(pool, lane, state.extra.cache, r, context, computed, False)
+            held = request.held_tokens if pool.num_speculative_tokens > 0 else context
+            give_back(pool, lane, state.extra.cache, r, held, computed, False)
         if request.returned:
             request.returned = 0
             lane.returned -= 1
@@ -563,7 +523,7 @@ def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps as possible; see ``core.jump``."""
-    if may_deal(pool, group, state.lanes):
+    if pool.num_speculative_tokens > 0 or may_deal(pool, group, state.lanes):
         return 0
     done = equal_steps(state, pool, group, until, steady, jumped)
     if done > 0 and pool.balances and group.num_lanes > 1:
@@ -587,6 +547,7 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
             return
         if lane.decodes > 0:
             shortest = state.floats[pool.shortest_step + lane.decodes]
-            group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
+            steps_left = (lane.next_end - lane.clock + pool.num_speculative_tokens) // tokens_of_step(pool)
+            group.bound = min(group.bound, group.now + float(steps_left - 1) * shortest)
         elif group.end > group.now:
             group.bound = min(group.bound, group.end)

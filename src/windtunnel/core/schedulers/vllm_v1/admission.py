@@ -57,20 +57,23 @@ def head_tokens(
     asks: bool,
 ) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER or SET_ASIDE if the next
-    may be. Who ``asks`` only whether equal steps follow takes no inputs: where it has any that is not certain."""
+    may be. Who ``asks`` only whether equal steps follow takes no inputs: where it has any that is not certain, nor if
+    KV from a store may yet need less memory, or come although prompts are held."""
     r = lane.head
-    seats = pool.admits_below
+    seats, uncertain = pool.admits_below, False
     if stores is not None:  # who holds KV from one goes on, whoever else may begin
         seats = pool.max_num_seqs if stores.rows[r].kept > 0 else seats
+        uncertain = lane.ports > 0 and (lane.holds_prompts != 0 or not pool.reserve_full_prompt)
     if r == NONE or budget <= 0 or lane.running >= seats:
         return 0
     request = requests[r]
     room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
     enough = room
+    uncertain = uncertain and request.context == 0
     if encoder is not None and has_inputs(encoder, r, request.context):
-        if asks:
-            return SET_ASIDE
-        enough = UNLIMITED
+        uncertain, enough = True, UNLIMITED
+    if asks and uncertain:
+        return SET_ASIDE
     found, idle = look_up(pool, lane, request, extra.cache, drafts, r, enough)
     begun = request.context + found * pool.block_size
     tokens = request.prompt + request.generated - begun

@@ -24,6 +24,7 @@ SETTINGS = (
     "prefill_schedule_interval",
     "interval_when_alone",
     "max_loras",
+    "reserve_for_loads",
 )
 """Fields of VllmV1 that are copied to a pool's record."""
 

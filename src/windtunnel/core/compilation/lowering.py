@@ -1,7 +1,11 @@
-"""Named tuples go from one compiled function to another whole.
+"""How numba's language becomes LLVM's.
 
-numba takes them apart where a function is called, and puts them together in there again. Of a State, with its 260
-values, that was half of all code before LLVM left it out.
+Named tuples go from one compiled function to another whole. numba takes them apart where a function is called, and puts
+them together in there again. Of a State, with its 260 values, that was half of all code before LLVM left it out.
+
+An index counts from the start. numba has each one looked at whether it is negative, and counts from the end if so.
+Here only a negative number in the source does that; another negative index reads and writes elsewhere, as one beyond
+the end does. ``NUMBA_BOUNDSCHECK=1`` makes both an IndexError.
 """
 
 import re
@@ -79,6 +83,32 @@ class LowerWhole(Lower):
 
     def delvar(self, name: str) -> None:
         """Nothing needs to be done."""
+
+    def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
+        """Read an item."""
+        return super().lower_getitem(resty, expr, value, index, self._from_the_start(index, signature))
+
+    def lower_setitem(self, target_var: Any, index_var: Any, value_var: Any, signature: Any) -> Any:
+        """Write an item."""
+        return super().lower_setitem(target_var, index_var, value_var, self._from_the_start(index_var, signature))
+
+    def _from_the_start(self, index: Any, signature: Any) -> Any:
+        """The types of an access to an item, where an array's index counts from the start."""
+        container, _, *written = signature.args
+        if not isinstance(container, types.Array):
+            return signature
+        return signature.replace(args=(container, without_sign(self.typeof(index.name)), *written))
+
+
+def without_sign(kind: Any) -> Any:
+    """The type of an index that counts from the start."""
+    if isinstance(kind, types.BaseTuple):
+        several: Any = kind
+        return types.Tuple([without_sign(each) for each in several])
+    if not isinstance(kind, types.Integer):
+        return kind
+    negative = isinstance(kind, types.IntegerLiteral) and kind.literal_value < 0
+    return types.int64 if negative else types.uint64
 
 
 def text_of(module: Any) -> str:

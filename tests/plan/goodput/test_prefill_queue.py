@@ -1,0 +1,81 @@
+"""Prompts computed in turn: never fewer in time than a prefill side makes, and seats that never bind change nothing."""
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plan.planning import LENGTHS, chat, question, small_space
+from windtunnel.deployment import usual_handover
+from windtunnel.deployment.handover import find_handover
+from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
+from windtunnel.plan.goodput.classes import no_better
+from windtunnel.plan.goodput.closed import SAME
+from windtunnel.plan.goodput.objective import NO_MINIMUM
+from windtunnel.plan.goodput.pool_jobs import prefill_alone
+from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, least_per_token
+from windtunnel.plan.trial import tables_for
+from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time
+
+LIMIT = 0.06
+PLAIN = scale_time(chat(300), 1 / 90)
+SHARED = scale_time(prefix_repetition(Gamma(1.0), LENGTHS, 300, prefix_tokens=400), 1 / 90)
+LIMITS: dict[str, Any] = {
+    "num_gpu_blocks_override": (4000,),
+    "enforce_eager": (True,),
+    "max_num_batched_tokens": (256, 2048),
+    "max_num_seqs": (1, 8, 48, 64, 128),
+}
+
+
+def space(engine: str) -> PoolSpace:
+    side = small_space(device=("h100",), tensor_parallel_size=(1,), engine=(engine,), **LIMITS)
+    return PoolSpace(side, side, handover=find_handover(usual_handover(engine.partition("-")[0])))
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.22", "sglang-0.5"])
+@pytest.mark.parametrize("workload", [PLAIN, SHARED], ids=["plain", "shared"])
+def test_no_prefill_side_has_more_in_time(engine: str, workload: Workload) -> None:
+    whole, asked = space(engine), question(workload, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
+    (prefills, _), (decodes, _) = (whole.side(role, with_price=False) for role in ("prefill", "decode"))
+    closes = 0
+    for first in (1, 2, 3):
+        work, runs = computed(workload, first), []
+        for _, pool in prefills:
+            deployment = whole.deployment(pool, decodes[0][1], (first, 1))
+            times, alone = tables_for(asked, deployment)[0].times, prefill_alone(asked, deployment)
+            most = kept_in_turn(deployment, workload, work, times, LIMIT)
+            assert alone.tokens <= most * (1 + 1e-9)
+            closes += most < 0.95 * workload.output_tokens.sum() / workload.duration
+            runs.append((deployment.pools[0], times, alone))
+        same = 0
+        for one, other in combinations(runs[::-1] + runs, 2):
+            if no_better(one[:2], other[:2], one[2].most) == SAME and one is not other:
+                same += 1
+                assert np.array_equal(one[2].requests.first_token, other[2].requests.first_token)
+        assert same
+    assert closes
+
+
+def test_by_hand() -> None:
+    """1 ms a token: prompts of 50, 30 and 10 tokens at 0, 10 and 85 ms end at 50, 80 and 95 ms: 50, 70 and 10 later.
+    Half of the second's is the first's: it ends at 65 ms, 55 after it came."""
+    times = linear(0.0, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
+    assert isinstance(times, BatchTimes) and least_per_token(times) == pytest.approx(0.001)
+    ones = np.ones(3, dtype=np.int64)
+    load = Workload.from_columns(
+        arrival=np.array([0.0, 0.01, 0.085]), prompt_tokens=np.array([50, 30, 10]), output_tokens=2 * ones
+    )
+    whole = space("vllm-0.22")
+    prefill, decode = (whole.side(role, with_price=False)[0][0][1] for role in ("prefill", "decode"))
+    alone = whole.deployment(prefill, decode, (1, 1))
+    work = computed(load, 1)
+    assert work.tolist() == [50, 30, 10]
+    assert kept_in_turn(alone, load, work, times, 0.06) * load.duration == pytest.approx(4)
+    half = replace(load, begins=(np.array([-1, 0, -1]), np.array([0, 15, 0])))
+    assert computed(half, 1).tolist() == [50, 15, 10]
+    assert computed(half, 2).tolist() == [50, 30, 10]
+    assert kept_in_turn(alone, half, computed(half, 1), times, 0.06) * load.duration == pytest.approx(6)
