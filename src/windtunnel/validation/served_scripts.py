@@ -129,7 +129,7 @@ tokens there and one here: ``one prompt`` stands for places + prompt + 64."""
 
 SHORT, LONG_OUTPUT, LONG_PROMPT = (1024, 1024), (1024, 8192), (8192, 1024)
 GRAPHS_SINCE = "1.2.0rc6"
-"""Image of TensorRT-LLM with which the scripts of DeepSeek on B200 captured prompts, too."""
+"""Image of TensorRT-LLM since which the scripts of DeepSeek on B200 capture prompts."""
 
 GRAPHS: dict[tuple[str, bool], dict[tuple[int, int], tuple[float, float]]] = {
     ("fp8", False): {SHORT: (64, inf), LONG_OUTPUT: (128, 255), LONG_PROMPT: (64, inf)},
