@@ -47,8 +47,8 @@ class Measured:
         return self.setup.rpartition("/")[2]
 
 
-SAME = ("backend", "system", "isl", "osl", "concurrency", "ttft_measured", "tpot_measured")
-"""Rows that are equal in these tell of one measurement."""
+SAME = ("backend", "system", "isl", "osl", "concurrency")
+"""Rows that are equal in these and, to nine digits, in what was measured tell of one measurement."""
 
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
@@ -56,7 +56,8 @@ def measured(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
     found: dict[tuple[str, ...], Measured] = {}
     for one in rows:
         if not one["reason"]:
-            found.setdefault(tuple(str(one[name]) for name in SAME), _measured(one))
+            latencies = (f"{float(one[name]):.9g}" for name in ("ttft_measured", "tpot_measured"))
+            found.setdefault((*(str(one[name]) for name in SAME), *latencies), _measured(one))
     return list(found.values())
 
 

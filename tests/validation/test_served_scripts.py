@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from windtunnel.deployment import engine_scheduler
-from windtunnel.policy import Sglang, scheduler
+from windtunnel.policy import Sglang, Trtllm, scheduler
 from windtunnel.policy.unified import TRTLLM_GUARANTEED_NO_EVICT
 from windtunnel.validation import served_points, served_replay
-from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS, early_layout
+from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS, early_layout, prompt_graphs
 
 ROW = served_points.Point("a", "agg", "sglang", "0.5.9", "m", "fp8", "b200_sxm", 1024, 1024, 8, 8, 1, False, 0.1, 0.02)
 
@@ -45,7 +45,7 @@ def test_ranks_wait_for_each_other() -> None:
 
 
 def test_flags_of_the_script_reach_the_engine() -> None:
-    pool = row(model_path="deepseek-ai/DeepSeek-R1", tp=8, version="0.5.9").pool()
+    pool = row(model_path="deepseek-ai/DeepSeek-R1", tp=8, version="0.5.9", shared=True).pool()
     assert pool.engine.resolved("max_num_batched_tokens") == 32768
     assert pool.engine.scheduler is not None
     assert scheduler(pool.engine.scheduler) == Sglang(version="0.4.6", max_prefill_tokens=32768, radix_cache=False)
@@ -56,6 +56,13 @@ def test_flags_of_the_script_reach_the_engine() -> None:
 def test_multi_token_prediction_is_told_by_the_row() -> None:
     twins = [row(model_path="Qwen/Qwen3.5-397B-A17B", tp=4, expert_parallel=ep).pool().engine for ep in (False, True)]
     assert [engine.num_speculative_tokens for engine in twins] == [3, 0]
+
+
+def test_multi_token_prediction_is_told_by_what_no_other_name_shares() -> None:
+    named = {"model_path": "deepseek-ai/DeepSeek-R1", "tp": 8, "version": "0.5.9"}
+    engines = [row(**named, shared=shared).pool().engine for shared in (False, True)]
+    assert [engine.num_speculative_tokens for engine in engines] == [2, 0]
+    assert [engine.max_num_seqs for engine in engines] == [512, 128]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,69 @@ def test_scripts_of_multi_token_prediction_compute_one_prompt_a_step(
 def test_the_same_image_served_without_prediction_before(month: str) -> None:
     named = {"backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "version": "1.1.0rc2.post2"}
     engine = row(**named, month=month).pool().engine
-    assert (engine.num_speculative_tokens, engine.max_num_seqs, engine.max_num_batched_tokens) == (0, 512, 8192)
+    limits = (engine.max_num_seqs, engine.max_num_batched_tokens)
+    assert (engine.num_speculative_tokens, *limits) == (0, 512, 1152)
+
+
+@pytest.mark.parametrize(
+    ("version", "system", "tokens"),
+    [("1.1.0", "b200_sxm", 1152), ("1.1.0", "h200_sxm", 1152), ("1.2.0rc6.post2", "b200_sxm", 8192)],
+)
+def test_scripts_of_2025_have_room_for_one_prompt_and_all_clients(version: str, system: str, tokens: int) -> None:
+    point = row(backend="trtllm", model_path="deepseek-ai/DeepSeek-V3", version=version, system=system, tp=8)
+    for busy in (replace(point, concurrency=64), replace(point, concurrency=64, tp=1, dp=8, expert_parallel=True)):
+        assert busy.pool().engine.max_num_batched_tokens == tokens
+    assert replace(point, isl=8192).pool().engine.max_num_batched_tokens == 8192 + 64 + 64
+
+
+SHORT, LONG_OUTPUT, LONG_PROMPT = (1024, 1024), (1024, 8192), (8192, 1024)
+
+
+@pytest.mark.parametrize(
+    ("precision", "predicts", "lengths", "clients", "ranks", "whole", "captured", "gathered"),
+    [
+        ("fp8", False, SHORT, 64, 1, True, True, True),
+        ("fp8", False, SHORT, 63, 1, True, False, False),
+        ("fp8", False, LONG_OUTPUT, 128, 1, True, True, False),
+        ("fp8", False, LONG_OUTPUT, 256, 8, False, False, False),
+        ("fp8", False, LONG_PROMPT, 64, 1, True, True, False),
+        ("fp8", False, (2048, 128), 64, 1, True, False, False),
+        ("fp4", False, SHORT, 4, 1, True, True, False),
+        ("fp4", False, SHORT, 4, 1, False, False, False),
+        ("fp4", False, LONG_PROMPT, 4, 1, True, False, False),
+        ("fp8", True, SHORT, 8, 1, True, True, False),
+        ("fp8", True, SHORT, 4, 1, True, False, False),
+        ("fp8", True, SHORT, 64, 8, False, False, False),
+        ("fp4", True, SHORT, 16, 1, True, False, False),
+        ("fp4", True, SHORT, 64, 8, False, True, False),
+        ("fp4", True, SHORT, 128, 1, True, True, False),
+        ("fp4", True, SHORT, 128, 4, False, False, False),
+        ("fp4", True, LONG_OUTPUT, 64, 4, False, True, False),
+    ],
+)
+def test_scripts_of_2026_capture_some_prompts(
+    precision: str,
+    predicts: bool,
+    lengths: tuple[int, int],
+    clients: int,
+    ranks: int,
+    whole: bool,
+    captured: bool,
+    gathered: bool,
+) -> None:
+    found = prompt_graphs(precision, predicts, lengths, clients, ranks, whole)
+    assert (len(found) > 0, "batch-wait-timeout-iters" in found) == (captured, gathered)
+
+
+def test_captured_prompts_reach_the_engine_of_that_image_alone() -> None:
+    point = row(backend="trtllm", model_path="deepseek-ai/DeepSeek-V3", tp=8, expert_parallel=True, concurrency=64)
+    late, before = (replace(point, version=version).pool().engine for version in ("1.2.0rc6.post2", "1.1.0"))
+    assert (late.prompt_graph_tokens, before.prompt_graph_tokens) == (8192, None)
+    assert late.scheduler is not None
+    waiting = scheduler(late.scheduler)
+    assert isinstance(waiting, Trtllm)
+    assert (waiting.batch_wait_timeout_iters, waiting.batch_wait_max_tokens_ratio) == (40, 0.8)
+    assert replace(point, version="1.2.0rc6.post2", system="h200_sxm").pool().engine.prompt_graph_tokens is None
 
 
 def test_a_script_may_send_fewer_requests() -> None:

@@ -18,6 +18,7 @@ The file records neither server flags nor always the version. Three things are t
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
@@ -36,12 +37,14 @@ from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likel
 from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
 from windtunnel.validation.served_scripts import (
+    GRAPHS_SINCE,
     NO_SCRIPT,
     PREDICTING_FLAGS,
     RECORDED,
     TRT_FP8_KV,
     Script,
     early_layout,
+    prompt_graphs,
     script,
 )
 
@@ -50,7 +53,7 @@ PREDICTING, PREDICTING_SINCE = ("1.2.0rc6.post3", "1.1.0rc2.post2"), "2026-01"
 the same rows without it stand under DeepSeek-V3, other images, or earlier days of the same one (TPOT 1.3 to 2.1 times
 as long at equal settings)."""
 
-ACCEPTED = {1: 1.7, 3: 2.3}
+ACCEPTED = {1: 1.7, 2: 1.9, 3: 2.3}
 """Tokens a step, by drafts: an assumption, below the 85 to 90 % of DeepSeek's own report (arXiv 2412.19437, 5.4.3)
 since prompts are random."""
 
@@ -139,6 +142,8 @@ class Point:
     """Of the measurement, as 2026-01; empty where the row does not say."""
     repeats: bool = False
     """A row before it tells of the same measurement, perhaps under another name of the model."""
+    shared: bool = False
+    """A row tells of the same measurement under another name of the model."""
 
     @property
     def script(self) -> Script:
@@ -147,7 +152,7 @@ class Point:
             return NO_SCRIPT
         return script(
             *(self.backend, self.model_path, self.precision or "bf16", self.system),
-            *(self.version, self.tp, self.expert_parallel),
+            *(self.version, self.tp, self.expert_parallel, self.shared),
         )
 
     @property
@@ -242,13 +247,14 @@ class Point:
         elif self.backend == "vllm":
             flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
         else:
-            flags = self.script.flags | (PREDICTING_FLAGS if self._predicts else {})
+            flags = self.script.flags | (PREDICTING_FLAGS if self._predicts else {}) | self._prompt_graphs()
         stands_for = {
             "clients": self.concurrency,
             "clients, at least 128": max(128, self.concurrency),
             "all but one client": max(1, self.concurrency // self.replicas - 1),
             "length": self.isl + self.osl + SPARE_TOKENS,
             "one prompt": -(-(self.isl + self.concurrency // self.dp + 64) // 64) * 64,
+            "prompt alone": -(-(self.isl + self.concurrency + 64) // 64) * 64,
             "prompt": max(8192, -(-(self.isl + self.concurrency // self.replicas + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
@@ -261,6 +267,14 @@ class Point:
         preset = nearest_preset(self.backend, self.version)
         found = read_flags(self.backend, chosen, {"engine": preset, **self._speculation()})
         return {"preset": preset, **{name: value for name, value in found.items() if name not in LAYOUT}}
+
+    def _prompt_graphs(self) -> dict[str, Any]:
+        """What TensorRT-LLM's scripts of 2026 said of prompts."""
+        late = self.system == "b200_sxm" and self.version.startswith(GRAPHS_SINCE)
+        if self.backend != "trtllm" or not late or "DeepSeek" not in self.model_path:
+            return {}
+        whole, lengths = self.tp == 8 and self.expert_parallel, (self.isl, self.osl)
+        return prompt_graphs(self.precision, self._predicts, lengths, self.concurrency, self.dp, whole)
 
     def _ranks_of_trtllm(self) -> dict[str, Any]:
         """How its ranks of attention wait for each other's prompts."""
@@ -307,14 +321,24 @@ def read_points(path: Path | None = None) -> list[Served]:
 
 def _once(points: Iterable[Served]) -> list[Served]:
     """The points, those that repeat a measurement of a server that prefills and decodes marked."""
-    found, known = list[Served](), set[tuple[Any, ...]]()
-    for point in points:
+    read, found, known = list(points), list[Served](), set[tuple[Any, ...]]()
+    models: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    for point in read:
         if isinstance(point, Point):
-            same = (point.backend, point.system, point.isl, point.osl, point.concurrency, point.ttft, point.tpot)
-            point = replace(point, repeats=same in known)  # noqa: PLW2901 - it takes its own place
+            models[_measurement(point)].add(point.model_path)
+    for point in read:
+        if isinstance(point, Point):
+            same = _measurement(point)
+            point = replace(point, repeats=same in known, shared=len(models[same]) > 1)  # noqa: PLW2901 - in its place
             known.add(same)
         found.append(point)
     return found
+
+
+def _measurement(point: Point) -> tuple[Any, ...]:
+    """What rows of one measurement have in common; latencies to nine digits, since rows round them differently."""
+    latencies = (f"{seconds:.9g}" for seconds in (point.ttft, point.tpot))
+    return (point.backend, point.system, point.isl, point.osl, point.concurrency, *latencies)
 
 
 def _point(row: Mapping[str, str]) -> Served:

@@ -28,8 +28,8 @@ class Script:
     system: str
     """Beginning of the system's name."""
     flags: Flags
-    """``clients`` stands for the row's concurrency, ``prompt`` for one prompt and a token for every client, at least
-    8,192, ``length`` for the longest request."""
+    """``clients`` stands for the row's concurrency, ``prompt alone`` for one prompt and a token for every client,
+    ``prompt`` for as much and at least 8,192, ``length`` for the longest request."""
     polls: tuple[int, int] = (1, 1)
     """Decode steps between two looks at new requests, below 16 clients and from 16 on (SGLang's
     ``scheduler_recv_interval``)."""
@@ -50,6 +50,8 @@ class Script:
     file); set for 1,024 tokens in and out on fewer than 8 GPUs."""
     shown: int = 1
     """Tokens that the first event needs (SGLang before it sent the first token at once)."""
+    alone: bool = False
+    """Only rows whose measurement no other name of the model has."""
 
 
 def _sglang(
@@ -63,8 +65,12 @@ def _sglang(
 
 PREDICTING: Flags = {"version": "0.5.9", "gpus": 4, "expert_parallel": False, "drafts": 3}
 """Rows of Qwen3.5 that were served with multi-token prediction: half the time per token of their twins."""
+PREDICTING_ALONE: Flags = {"version": "0.5.9", "gpus": 8, "drafts": 2, "alone": True}
+"""Rows of DeepSeek-R1 with it (dsr1_fp8_b200_mtp.sh): those without stand under V3 and R1, as the same measurement; the
+others have up to 512 clients, and 0.6 to 0.9 of the time per token where V3's have as many."""
 
 SCRIPTS = (
+    _sglang("DeepSeek-R1", "fp8", "b200", 0.82, 16384, 512, 30, polls=(10, 30), **PREDICTING_ALONE),
     _sglang("DeepSeek", "fp8", "b", 0.95, 8192, 32, 30, polls=(10, 10), gpus=4),
     _sglang("DeepSeek", "fp8", "b", 0.82, 32768, "clients, at least 128", 30, polls=(10, 30)),
     _sglang("DeepSeek", "fp4", "b", 0.85, 16384, 256, 30, polls=(10, 30), version="0.5.0", shown=30),
@@ -81,8 +87,14 @@ SCRIPTS = (
     Script("sglang", "GLM-5", "", "h200", {"mem-fraction-static": 0.85}, rounds=5),
     Script(
         *("trtllm", "DeepSeek", "", "h200"),
-        {"max-num-tokens": "prompt", "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.75, "stream-interval": 10},
+        {"max-num-tokens": "prompt alone", "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.75, "stream-interval": 10},
         balance=60,
+    ),
+    Script(
+        *("trtllm", "DeepSeek", "", "b200"),
+        {"max-num-tokens": "prompt alone", "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.8, "stream-interval": 10},
+        balance=60,
+        version="1.1.0",
     ),
     Script(
         *("trtllm", "DeepSeek", "", ""),
@@ -115,14 +127,46 @@ PREDICTING_FLAGS: Flags = {"max-batch-size": "clients", "max-num-tokens": "one p
 tokens there and one here: ``one prompt`` stands for places + prompt + 64."""
 
 
+SHORT, LONG_OUTPUT, LONG_PROMPT = (1024, 1024), (1024, 8192), (8192, 1024)
+GRAPHS_SINCE = "1.2.0rc6"
+"""Image of TensorRT-LLM since which the scripts of DeepSeek on B200 capture prompts."""
+
+GRAPHS: dict[tuple[str, bool], dict[tuple[int, int], tuple[float, float]]] = {
+    ("fp8", False): {SHORT: (64, inf), LONG_OUTPUT: (128, 255), LONG_PROMPT: (64, inf)},
+    ("fp8", True): {SHORT: (5, inf), LONG_OUTPUT: (9, inf), LONG_PROMPT: (17, inf)},
+    ("fp4", True): {SHORT: (32, 128), LONG_OUTPUT: (64, 64)},
+}
+"""Precision and multi-token prediction → prompt and output tokens → the clients from and up to which prompts were
+captured by piecewise graphs: dsr1_*_b200_trt*.sh of February 2026."""
+CAPTURED: Flags = {"torch-compile-config.enable-piecewise-cuda-graph": True}
+GATHERED: Flags = {"batch-wait-timeout-iters": 40, "batch-wait-max-tokens-ratio": 0.8}
+
+
+def prompt_graphs(
+    precision: str, predicts: bool, lengths: tuple[int, int], clients: int, ranks: int, whole: bool
+) -> Flags:
+    """Flags of TensorRT-LLM's DeepSeek scripts since GRAPHS_SINCE about prompts: where they are captured, and where
+    they wait for each other (``ranks`` of attention; ``whole``: eight GPUs with expert parallelism)."""
+    if (precision, predicts) == ("fp4", False):
+        return CAPTURED if whole and lengths == SHORT else {}
+    least, most = GRAPHS.get((precision, predicts), {}).get(lengths, (inf, inf))
+    if not least <= clients <= most or (predicts and ranks > 1 and (precision, clients) not in BY_RANKS):
+        return {}
+    return CAPTURED | (GATHERED if lengths == SHORT and not predicts else {})
+
+
+BY_RANKS = {("fp4", 32), ("fp4", 64)}
+"""Precision and clients where prompts were captured with attention data parallelism and multi-token prediction."""
+
+
 def script(
-    backend: str, model: str, precision: str, system: str, version: str, gpus: int, expert_parallel: bool
+    backend: str, model: str, precision: str, system: str, version: str, gpus: int, expert_parallel: bool, shared: bool
 ) -> Script:
     """The script that served a row of InferenceX; one without flags if none is known."""
     for each in SCRIPTS:
         named = each.backend == backend and each.model in model and each.precision in ("", precision)
         built = system.startswith(each.system) and version.startswith(each.version) and each.gpus in (0, gpus)
-        if named and built and each.expert_parallel in (None, expert_parallel):
+        if named and built and each.expert_parallel in (None, expert_parallel) and not (each.alone and shared):
             return each
     return NO_SCRIPT
 
@@ -135,7 +179,6 @@ take the same time per token within 2 %."""
 Loads = dict[tuple[int, int], tuple[float, float]]
 """Prompt and output tokens → the most clients without expert parallelism, and without attention data parallelism."""
 
-SHORT, LONG_OUTPUT, LONG_PROMPT = (1024, 1024), (1024, 8192), (8192, 1024)
 ALWAYS = -1
 
 EARLY: tuple[tuple[str, str, str, int, Loads], ...] = (

@@ -13,11 +13,13 @@ from windtunnel.perf.explain import Batch, explain
 from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.host import (
     CACHED_BLOCK,
+    CAPTURED_LATENT,
     DISPATCH_ATTENTION,
     EAGER,
     HOSTS,
     HostCost,
     block_tables,
+    captured_floor,
     dispatch,
     dispatch_floor,
     eager_floor,
@@ -75,6 +77,14 @@ def test_blocks_of_a_cache_cost_the_host_before_v1_alone() -> None:
     assert table[0].max() == table[:, 0].max() == 0.0
     assert table[64, -1] == pytest.approx(64 * axes(old).context_knots[-1] / 16 * CACHED_BLOCK)
     assert not block_tables(new, axes(new)).any()
+
+
+def test_latent_attention_of_trtllm_takes_its_host_longer_between_captured_pieces() -> None:
+    floors = [
+        captured_floor(pool("deepseek-ai/DeepSeek-V2-Lite", preset), 27) for preset in ("trtllm-1.1", "sglang-0.5")
+    ]
+    assert floors == [pytest.approx(27 * CAPTURED_LATENT), pytest.approx(27 * DISPATCH_ATTENTION)]
+    assert captured_floor(pool("Qwen/Qwen3-8B", "trtllm-1.1"), 36) == pytest.approx(36 * DISPATCH_ATTENTION)
 
 
 def test_captured_pieces_leave_only_attention_to_the_host() -> None:
@@ -198,9 +208,9 @@ FLOORS = {
                          30 * 4.0 + 10 * 0.5 + 40 * 0.7, 27 * 1.5 + 4 * 0.5 + 25 * 0.3),
     ("sglang", "b200"): (32 * 0.45, 27 * 1.5 + 0.15 + 26 * 0.45, 61 * 1.2 + 3 * 0.15 + 58 * 0.45,
                          30 * 4.0 + 10 * 0.3 + 40 * 0.45, 27 * 0.9 + 4 * 0.3 + 25 * 0.15),
-    ("trtllm", "h200"): (32 * 0.65, 27 * 3.5 + 0.25 + 26 * 0.8, 61 * 1.8 + 3 * 0.25 + 58 * 0.8,
+    ("trtllm", "h200"): (32 * 0.65, 27 * 2.75 + 0.25 + 26 * 0.8, 61 * 1.8 + 3 * 0.25 + 58 * 0.8,
                          30 * 4.0 + 10 * 0.4 + 40 * 0.8, 27 * 1.5 + 4 * 0.4 + 25 * 0.25),
-    ("trtllm", "b200"): (32 * 0.32, 27 * 2.0 + 0.12 + 26 * 0.5, 61 * 1.2 + 3 * 0.12 + 58 * 0.5,
+    ("trtllm", "b200"): (32 * 0.32, 27 * 1.8 + 0.12 + 26 * 0.5, 61 * 1.2 + 3 * 0.12 + 58 * 0.5,
                          30 * 4.0 + 10 * 0.2 + 40 * 0.5, 27 * 0.9 + 4 * 0.2 + 25 * 0.12),
 }  # fmt: skip
 """Milliseconds of a step that is launched module by module: of a plain model of 32 dense layers; with latent attention

@@ -8,10 +8,11 @@ Batches with prompts of SGLang and TensorRT-LLM go through PyTorch module by mod
 step is then no shorter than the host needs for all modules, which is several times the launches alone: Python, checks,
 allocations, quantisation and routing around each. The constants of EAGER were set by hand so that the first tokens of
 served points with up to 8 clients and 1,024 tokens come out right, on the first half of the points
-(``validation.served_errors``) where that has the layer and the generation: latent attention on DeepSeek-R1 and V3,
-sparse on GLM-5, linear on Qwen3.5 with an H200. State space layers were set so that what prompts add to the gaps
-between tokens comes out, mean tpot less the median gap: 37 ms for Nemotron-3 Super on four H200, 13 to 15 for Nano on
-B200 (SGLang with 256 clients, the speed benchmarks of its cookbook's pages on the two).
+(``validation.served_errors``) where that has the layer and the generation: latent attention on DeepSeek-R1 and V3 (of
+TensorRT-LLM by ``benchmarks.accuracy.eager_host``), sparse on GLM-5, linear on Qwen3.5 with an H200. State space layers
+were set so that what prompts add to the gaps between tokens comes out, mean tpot less the median gap: 37 ms for
+Nemotron-3 Super on four H200, 13 to 15 for Nano on B200 (SGLang with 256 clients, the speed benchmarks of its
+cookbook's pages on the two).
 """
 
 from dataclasses import fields, replace
@@ -200,12 +201,15 @@ EAGER = {
     ("vllm", True): EagerCost(0.15e-3, 0.30e-3, 0.30e-3, 0.50e-3, 0.30e-3, 0.10e-3, 0.20e-3),
     ("sglang", False): EagerCost(0.5e-3, 2.5e-3, 1.8e-3, 4.0e-3, 1.5e-3, 0.30e-3, 0.70e-3),
     ("sglang", True): EagerCost(0.3e-3, 1.5e-3, 1.2e-3, 4.0e-3, 0.9e-3, 0.15e-3, 0.45e-3),
-    ("trtllm", False): EagerCost(0.4e-3, 3.5e-3, 1.8e-3, 4.0e-3, 1.5e-3, 0.25e-3, 0.80e-3),
-    ("trtllm", True): EagerCost(0.2e-3, 2.0e-3, 1.2e-3, 4.0e-3, 0.9e-3, 0.12e-3, 0.50e-3),
+    ("trtllm", False): EagerCost(0.4e-3, 2.75e-3, 1.8e-3, 4.0e-3, 1.5e-3, 0.25e-3, 0.80e-3),
+    ("trtllm", True): EagerCost(0.2e-3, 1.8e-3, 1.2e-3, 4.0e-3, 0.9e-3, 0.12e-3, 0.50e-3),
 }
 """By engine, and whether the device is Blackwell. vLLM's are of prompts before v1 (first tokens of Llama-3.1-70B in the
 runs with 8 GPUs of ../shared/truth/apex-llama-3.1-70b) and of steps with ``enforce_eager``; for decodes that no graph
 holds they stand for every engine: nothing but the modules themselves is launched then."""
+
+CAPTURED_LATENT = 1.6e-3
+"""Seconds of one core for a latent attention of TensorRT-LLM between captured pieces (same source)."""
 
 HOSTS = {"b300_sxm": 0.5}
 """Time of the hosts of a device relative to its generation's: of SGLang 0.5.9 with Qwen3.5, B200 against B300."""
@@ -215,6 +219,13 @@ def eager_floor(pool: Pool, backend: str | None = None) -> float:
     """Least seconds of a step without a graph or compiled code, of this engine or as another has it."""
     cost = EAGER[backend or pool.engine.backend, pool.device.sm_version >= BLACKWELL]
     return HOSTS.get(pool.device.name, 1.0) * sum(count * cost.of(layer) for count, layer in pool.model.layers)
+
+
+def captured_floor(pool: Pool, layers: int) -> float:
+    """Least seconds of a step whose pieces between attention calls are captured."""
+    latent = sum(count for count, layer in pool.model.layers if isinstance(layer.attention, MLA))
+    beyond = latent * (CAPTURED_LATENT - DISPATCH_ATTENTION) if pool.engine.backend == "trtllm" else 0.0
+    return dispatch_floor(layers, 0, captured=True) + beyond
 
 
 def dispatch(
@@ -237,7 +248,7 @@ def dispatch(
         least = eager_floor(pool, pool.engine.backend if prompts else "vllm")
     tokens, mode = np.arange(len(ax.padded)), pool.engine.cudagraph_mode
     in_pieces = (mode != WHOLE) if prompts else (mode == PIECES)
-    captured = dispatch_floor(layers, 0, captured=True) if in_pieces else 0.0
+    captured = captured_floor(pool, layers) if in_pieces else 0.0
     floor = np.where(tokens <= (ax.mixed_graph_tokens if prompts else ax.graph_tokens), captured, least)
     waits = np.maximum((floor if twice is None else floor * (1 + twice)) - gpu, 0.0)
     waits[0] = 0.0
