@@ -103,9 +103,8 @@ class VllmV1(Settings):
     """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
     one (vLLM ≤ 0.30)."""
     reserve_for_loads: bool = True
-    """A request whose KV comes from a store gets memory for it only beside what part-way prompts, and others whose KV
-    comes or has come, still need (_inflight_prefill_reserved_blocks); otherwise they can wait for each other for ever
-    (vLLM ≤ 0.22)."""
+    """Before KV is loaded from a store, memory is set aside for prompts that are under way and for other loads
+    (_inflight_prefill_reserved_blocks). Without it (vLLM ≤ 0.22) such requests can wait for each other for ever."""
     drafts: Drafts | None = None
     """What a drafter proposes, which steps verify; None: nothing."""
     encoder: Encoder | None = None

@@ -171,8 +171,8 @@ def needed_by_part_way(pool: Pool, lane: Lane, requests: Array, seats: Array) ->
 def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, seats: Array, stores: Stores, budget: int) -> int:
     """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES.
 
-    Memory must do for the KV beside what others need, and for all that is known of the request (``allocate_slots`` of
-    v1/core/kv_cache_manager.py, ``full_sequence_must_fit``).
+    Free memory must hold the KV that comes and what others still need; where prompts are reserved whole, it must also
+    hold this request's whole prompt (``allocate_slots`` of v1/core/kv_cache_manager.py, ``full_sequence_must_fit``).
     """
     r, closed = lane.head, budget <= 0 or lane.running >= pool.admits_below
     if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:

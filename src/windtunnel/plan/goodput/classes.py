@@ -48,10 +48,10 @@ def seat_ends(ended: Floats, server: NDArray[np.int64], rows: Iterations, times:
 def most_prompts(rows: Iterations, replicas: NDArray[np.int64]) -> int:
     """Most requests that a rank of these replicas had in two steps that follow each other: where each step takes up all
     prompts that have a seat, no more had one at once, those of the step in flight included."""
-    most, own = 0, np.isin(rows.replica, replicas)
+    most, theirs = 0, np.isin(rows.replica, replicas)
     number = rows.replica * (int(rows.lane.max(initial=0)) + 1) + rows.lane
-    for one in np.unique(number[own]):
-        mine = own & (number == one)
+    for one in np.unique(number[theirs]):
+        mine = theirs & (number == one)
         begins = rows.steps[mine] > 0
         each = np.bincount(np.cumsum(begins), (rows.chunk_tokens[mine] > 0) + np.where(begins, rows.decodes[mine], 0))
         most = max(most, int((each[1:] + each[:-1]).max(initial=each.max(initial=0))))

@@ -50,7 +50,7 @@ def tokens_of_step(pool: Pool) -> int:
 
 @part
 def begin_tokens(pool: Pool, request: Request, tokens: int) -> int:
-    """Tokens that the blocks of a prompt of so many hold, which begins."""
+    """A prompt of so many tokens begins; how many its blocks hold, with those for drafts."""
     request.held_tokens = tokens + extra_tokens(pool)
     request.rewind = request.gained = 0
     return int(request.held_tokens)
