@@ -280,8 +280,10 @@ class _Work:
         value = Total(self.problem, self.objective, units).value
         watch = self._watch() if self.progress else None
         answer = solve(built.model, built.batches, value, self._left(), self.workers, watch)
-        if answer.ended != "optimal":
-            self.notes.append(f"the program ended by {answer.ended}")
+        if answer.ended == "early":
+            self.notes.append("the program ended before it had a proof: by the time limit or Ctrl-C")
+        if answer.ended == "infeasible":
+            self.notes.append("the program found no schedule")
         if answer.bound > self.bound:
             self.bound, self.proof, self.kind = answer.bound, "program", self._kind()
         if answer.batches is not None:

@@ -93,7 +93,7 @@ class Answer:
     bound: float
     """No schedule of the program's kind has an objective below it."""
     ended: str
-    """``optimal``, ``time limit``, ``interrupted`` or ``infeasible``."""
+    """``optimal``, ``early`` (at the time limit or by Ctrl-C) or ``infeasible``."""
     seconds: float
 
 
@@ -129,8 +129,7 @@ def solve(
     status = solver.solve(model, _watch(cp, progress, value) if progress else None)
     if status == cp.MODEL_INVALID:
         raise InputError(f"the program is too large for whole numbers: {model.validate()}")
-    early = "interrupted" if solver.wall_time < 0.95 * seconds else "time limit"
-    ended = {cp.OPTIMAL: "optimal", cp.INFEASIBLE: "infeasible"}.get(status, early)
+    ended = {cp.OPTIMAL: "optimal", cp.INFEASIBLE: "infeasible"}.get(status, "early")
     bound = math.inf if status == cp.INFEASIBLE else value(max(math.ceil(solver.best_objective_bound - 1e-6), 0))
     found = status in (cp.OPTIMAL, cp.FEASIBLE)
     batches = tuple(batch for batch in read(solver.value) if batch.tokens) if found else None
