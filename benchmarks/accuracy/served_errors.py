@@ -162,7 +162,9 @@ def elsewhere(points: Sequence[Measured], key: tuple[str, ...]) -> tuple[Logs, L
     has; FEW points say nothing, since they cannot be known to be wrong either. Those of the same family weigh
     s / (s + PRIOR) for their sum s, those of the same engine as much of the rest, all of them what is left.
     """
-    units = {unit: members for unit, members in by(points, lambda one: one.server[:GROUP]).items() if len(members) >= FEW}
+    units = {
+        unit: members for unit, members in by(points, lambda one: one.server[:GROUP]).items() if len(members) >= FEW
+    }
     known = {unit: (loads := loads_of(members)) / (loads + PRIOR) for unit, members in units.items()}
     weights, left = dict.fromkeys(units, 0.0), 1.0
     for length in range(len(key), -1, -1):
