@@ -59,9 +59,11 @@ def takes_in_turn(pool: Pool) -> bool:
 
 
 def least_seconds(times: BatchTimes, work: Floats, prompts: int) -> Floats:
-    """Seconds that each prompt's tokens (``work``) take of steps of so many prompts at least, by the line under the time
-    of a step that gives most in all. Attention is linear between its knots, so that it takes least for each token at one
-    of them."""
+    """Least seconds that each prompt's tokens (``work``) take of steps of so many prompts.
+
+    By the line under a step that gives most in all. Attention is linear between its knots, so that it takes least for
+    each token at one of them.
+    """
     tokens, chunks = np.arange(1, len(times.mixed_tokens)), times.chunk_knots[1:]
     step = times.mixed_tokens[1:] + times.prefill_base + times.host_serial[1:].min() + times.sequences[1:].min()
     attention = float((times.prefill_attention[1:].min(axis=1) / chunks).min())
