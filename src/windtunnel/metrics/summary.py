@@ -179,8 +179,9 @@ def summary(
     """
     slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
+    shares = time_share(steps)  # before anything asks when steps end: one walk finds both
     window = window_of(run, steps.ends, exclude_warmup)
-    used, shares = usage(steps, window), time_share(steps)  # before the gaps of all tokens are held
+    used = usage(steps, window)  # before the gaps of all tokens are held
     requests, metrics = run.requests, request_metrics(run.requests)
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
