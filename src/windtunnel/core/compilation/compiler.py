@@ -26,6 +26,7 @@ from numba.core.typed_passes import AnnotateTypes, BaseNativeLowering, NativeLow
 from numba.core.typing.templates import builtin_registry
 from numba.extending import intrinsic, overload, typeof_impl
 
+from windtunnel.core.compilation import shortcuts
 from windtunnel.core.compilation.direct import STANDARD, WAY_IN, text_of_way_in
 from windtunnel.core.compilation.kept import KeptCode
 from windtunnel.core.compilation.lowering import LowerWhole, text_of
@@ -190,14 +191,17 @@ NEEDLESS = {
     "inline_closure_likes",
     "inline_inlinables",
     "inline_overloads",
+    "ir_legalization",
     "literal_unroll",
     "make_function_op_code_to_jit_function",
     "nopython_rewrites",
     "nopython_supported_feature_validation",
     "with_lifting",
 }
-"""numba's passes for what no function here has: closures, comprehensions, expressions of whole arrays, literal_unroll.
-They look for it in every function, and after each the variables' lives are counted anew: an eighth of the time."""
+"""numba's passes for what no function here has: closures, comprehensions, expressions of whole arrays, literal_unroll,
+variables that have to be deleted. They look for it in every function, and after each the variables' lives are counted
+anew: an eighth of the time."""
+shortcuts.take()
 
 
 class InnerCompiler(CompilerBase):
