@@ -180,7 +180,7 @@ def step_sums(steps: Steps, window: Window, prints: list[Footprint | None]) -> d
     for i, each in enumerate(prints):
         if each:
             constants[i] = [getattr(each, name) for name in CONSTANTS]
-            attention[i, : len(each.attention)] = each.attention
+            attention[i, : len(each.attention)] = np.reshape(each.attention, (-1, 3))
     found = np.zeros((len(replicas), len(SUMS)))
     given = _inside(steps, window) if run.piped else None
     first, end, begins = np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0, dtype=np.bool_)
