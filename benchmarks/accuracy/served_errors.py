@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy import served_pairs
-from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
+from benchmarks.accuracy.points import FEW, OFF, Measured, by, known_bad, measured, readable, sound
 from benchmarks.accuracy.separate_workers import Medians, medians, replayed
 from windtunnel.errors import InputError
 from windtunnel.metrics.evidence import (
@@ -158,16 +158,21 @@ def plain_groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
 def elsewhere(points: Sequence[Measured], key: tuple[str, ...]) -> tuple[Logs, Logs]:
     """Quantiles (steps, first token) of a server with this key whose family was not measured on its device.
 
-    The measured families on devices are exchangeable: each counts once, however many points it has. Those of the same
-    family weigh n / (n + PRIOR) together, those of the same engine as much of the rest, all of them what is left.
+    The measured families on devices are exchangeable, each by n / (n + PRIOR) for its n loads, however many points it
+    has; FEW points say nothing, since they cannot be known to be wrong either. Those of the same family weigh
+    s / (s + PRIOR) for their sum s, those of the same engine as much of the rest, all of them what is left.
     """
-    units = by(points, lambda one: one.server[:GROUP])
+    units = {
+        unit: members for unit, members in by(points, lambda one: one.server[:GROUP]).items() if len(members) >= FEW
+    }
+    known = {unit: (loads := loads_of(members)) / (loads + PRIOR) for unit, members in units.items()}
     weights, left = dict.fromkeys(units, 0.0), 1.0
     for length in range(len(key), -1, -1):
         alike = [unit for unit in units if unit[:length] == key[:length]]
-        share = left * len(alike) / (len(alike) + PRIOR) if length else left
+        total = sum(known[unit] for unit in alike)
+        share = left * total / (total + PRIOR) if length else left
         for unit in alike:
-            weights[unit] += share / len(alike)
+            weights[unit] += share * known[unit] / total
         left -= share
     shares = [weights[unit] / len(members) for unit, members in units.items() for _ in members]
     counted = [one for members in units.values() for one in members]
@@ -176,6 +181,11 @@ def elsewhere(points: Sequence[Measured], key: tuple[str, ...]) -> tuple[Logs, L
         for name in OFF
     )
     return tuple(steps.tolist()), tuple(first.tolist())
+
+
+def loads_of(points: Iterable[Measured]) -> int:
+    """Independent loads of servers among points."""
+    return len({(one.setup, one.load) for one in points})
 
 
 def around_other_loads(points: Sequence[Measured], name: str) -> list[float]:
@@ -195,7 +205,7 @@ def group(points: Sequence[Measured], key: tuple[str, ...]) -> Group:
     steps, first = (np.quantile([getattr(one, name) for one in points], QUANTILES) for name in OFF)
     return Group(
         points=len(points),
-        loads=len({(one.setup, one.load) for one in points}),
+        loads=loads_of(points),
         error=float(np.quantile([one.error for one in points], 0.95)),
         steps=tuple(steps.tolist()),
         first_token=tuple(first.tolist()),

@@ -62,17 +62,19 @@ def test_bands_of_other_groups_hold_a_group_like_them() -> None:
     assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
 
 
-def test_elsewhere_a_family_on_a_device_counts_once_and_the_own_family_more() -> None:
+def test_elsewhere_a_family_on_a_device_weighs_as_its_loads_and_the_own_family_more() -> None:
     point = replace(drawn()[0], first_token=0.0)
 
-    def of(family: str, device: str, steps: float, number: int) -> list[Measured]:
+    def of(family: str, device: str, steps: float, number: int, loads: int) -> list[Measured]:
         server = ServerKey("vllm", family, device, "fp8", family, "TP1")
-        return [replace(point, server=server, steps=steps)] * number
+        return [replace(point, server=server, steps=steps, load=str(each % loads)) for each in range(number)]
 
-    points = of("A", "h100_sxm", 0.0, 900) + of("B", "h100_sxm", 0.5, 6) + of("B", "h200_sxm", 1.0, 6)
-    assert elsewhere(points, ())[0] == (0.0, 0.0, 0.5, 1.0, 1.0)  # a third each
-    # each of B weighs 1/2 · 2/6 beside its third of what is left: 1/6 + 2/9
+    points = of("A", "h100_sxm", 0.0, 900, 12) + of("B", "h100_sxm", 0.5, 36, 36) + of("B", "h200_sxm", 1.0, 36, 36)
+    # A weighs 12/16 and each of B 36/40: A has 5/17, each of B 6/17
+    assert elsewhere(points, ())[0] == (0.0, 0.0, 0.5, 1.0, 1.0)
+    # the two of B weigh 1.8 / (1.8 + 4) before: A has 4/5.8 · 5/17, a fifth
     assert elsewhere(points, ("vllm", "B"))[0] == (0.0, 0.5, 0.5, 1.0, 1.0)
+    assert elsewhere(points + of("C", "h100_sxm", 9.0, 4, 4), ()) == elsewhere(points, ())  # few points say nothing
 
 
 def test_the_worth_of_a_shift_is_that_of_points_that_decide_nothing() -> None:

@@ -23,7 +23,7 @@ from windtunnel.core.live.tokens import FAILED, STAYS
 from windtunnel.core.records import IGNORED, REFUSED, ROWS
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy import Limits, Policy, Trtllm, VllmV0, VllmV1
 from windtunnel.policy.routing import SESSION_AFFINITY
 from windtunnel.policy.scaling import Foresight
 
@@ -293,6 +293,21 @@ def test_a_session_stays_with_its_replica_and_slots_are_used_again() -> None:
     assert len(places["a"]) == len(places["b"]) == 1
     assert len(live.told.given) <= 32
     assert live.advance(1e6)["gone"].any()
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("policy", [VllmV1(), VllmV0(), Trtllm(), Policy()], ids=["v1", "v0", "trtllm", "unified"])
+def test_blocks_come_back_whatever_slot_a_request_has(policy: Any) -> None:
+    pool = Limits(4, 256, 256, 64, 16)
+    times = linear(0.5, 0.01, 0.001, 1e-5, max_num_batched_tokens=256, max_num_seqs=4, max_model_len=256)
+    live = Live(Fleet((pool,), (policy,), (times,), (1,), (1,), (False,)), 0, np.random.default_rng(0))
+    ended = 0
+    for k, output in enumerate((1, 4, 1, 1, 2)):
+        _, _, rows = live.arrive(Arrival(20 + k, output, output), 0.1 * k)
+        ended += int((rows["gone"] != STAYS).sum())
+    ended += int((live.advance(1e6)["gone"] != STAYS).sum())
+    assert ended == 5
+    assert live.state.lanes["free"][0] == pool.num_blocks
 
 
 @WITH_THE_COMPILER

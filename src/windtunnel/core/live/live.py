@@ -105,6 +105,7 @@ class Live(Service):
         self._priorities = [name for name in ("key", "priority") if name in names]
         self._limits = [name for name in ("max_tokens", "declared") if name in names]
         self._numbers = [name for name in ("id", "name") if name in names]
+        self._places = [name for name in ("family",) if name in names]
         width = max(4096, 8 * self.state.seats.shape[2] * len(self.state.lanes))
         self.told = Told(
             rows=attributes(np.zeros(width, dtype=TOKENS)),
@@ -194,6 +195,7 @@ class Live(Service):
             (self._priorities, request.priority),
             (self._limits, request.max_tokens),
             (self._numbers, self._number),
+            (self._places, r),
         ):
             for name in names:
                 row[name] = value
