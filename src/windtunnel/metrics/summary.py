@@ -177,8 +177,7 @@ def summary(
     0.05}``. ``exclude_warmup`` leaves warm-up and drain out, see
     ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
-    slo = limits_of(slo) if isinstance(slo, Mapping) else slo
-    steps = steps or unroll(run)
+    slo, steps = limits_of(slo) if isinstance(slo, Mapping) else slo, steps or unroll(run)
     shares = time_share(steps)  # before anything asks when steps end: one walk finds both
     window = window_of(run, steps.ends, exclude_warmup)
     used = usage(steps, window)  # before the gaps of all tokens are held
