@@ -106,14 +106,12 @@ class StepEnds(NamedTuple):
 
 
 def step_ends_of_rows(
-    log: Log,
-    times: tuple[BatchTimes, ...],
-    pool_of_replica: Integers,
-    lockstep_lanes: Integers,
+    log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers,
     gains: Gains = NO_GAINS,
-) -> StepEnds:
-    """The ends of all steps, of pools without pipelines."""
-    return _walk(rows_of(log), gains, (times,), pool_of_replica, lockstep_lanes, fills=True)[1]
+) -> tuple[StepEnds, Floats]:  # fmt: skip
+    """(The ends of all steps under the first of these tables, of pools without pipelines; ``seconds`` under all)."""
+    found, ends = _walk(rows_of(log), gains, tables, pool_of_replica, lockstep_lanes, fills=True)
+    return ends, found
 
 
 def seconds(

@@ -295,16 +295,21 @@ class Run:
 
     def step_ends(self) -> "StepEnds":
         """When every step of each group of lanes ends, where no replica has several stages."""
+        return self.walked([])[0]
+
+    def walked(self, tables: Sequence[tuple[BatchTimes, ...]]) -> "tuple[StepEnds, list[float]]":
+        """``step_ends``, and ``seconds`` under these tables."""
         from windtunnel.core.rebuild import step_ends_of_rows
 
         log, _, pools, lanes, gains = self._log(None)
-        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), pools, lanes, gains)
+        ends, found = step_ends_of_rows(log, (tuple(map(whole, self.times)), *tables), pools, lanes, gains)
+        return ends, found[1:].tolist()
 
     def seconds(self, tables: Sequence[tuple[BatchTimes, ...]]) -> list[float]:
         """What all steps of all lanes take together under each of these tables (one for each pool)."""
         from windtunnel.core.rebuild import seconds
 
-        if self.piped:
+        if self.piped or not tables:
             return [float(self.durations(of_pools).sum()) for of_pools in tables]
         log, _, pools, lanes, gains = self._log(None)
         found: list[float] = seconds(log, tuple(tables), pools, lanes, gains).tolist()
