@@ -59,7 +59,7 @@ def takes_in_turn(pool: Pool) -> bool:
 
 
 def least_seconds(times: BatchTimes, work: Floats, prompts: int) -> Floats:
-    """Least seconds that each prompt's tokens (``work``) take of steps of so many prompts.
+    """Least seconds that each prompt's tokens (``work``) take of steps of at most ``prompts``.
 
     By the line under a step that gives most in all. Attention is linear between its knots, so that it takes least for
     each token at one of them.
