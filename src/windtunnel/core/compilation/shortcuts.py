@@ -4,6 +4,7 @@ They are numba's own functions, for all code of the process; what they leave out
 """
 
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from llvmlite.binding import ffi
@@ -14,9 +15,13 @@ from numba.core.transforms import canonicalize_cfg
 from numba.core.types import ArrayCompatible, Record
 from numba.core.typing.npydecl import NumpyRulesArrayOperator
 
+LONGEST = 500
+"""Letters of the types in the name of a function."""
+
 every_operator = NumpyRulesArrayOperator.generic
 every_lifetime = PostProcessor.run
 every_option = TargetConfig.__eq__
+every_type = itanium_mangler.mangle_args
 
 
 def take() -> None:
@@ -26,7 +31,7 @@ def take() -> None:
         (PostProcessor, "run", lifetimes_where_asked),
         (TargetConfig, "__eq__", equal_where_set_alike),
         (Record, "__repr__", cache(Record.__repr__)),
-        (itanium_mangler, "_escape_string", cache(itanium_mangler._escape_string)),
+        (itanium_mangler, "mangle_args", short_types),
     ):
         setattr(owner, name, shorter)
     colours: Any = errors.termcolor()
@@ -51,6 +56,18 @@ def lifetimes_where_asked(self: Any, emit_dels: bool = False, extend_lifetimes: 
     function.blocks = canonicalize_cfg(function.blocks)
     function.variable_lifetime = VariableLifetime(function.blocks)
     function.generator_info = None
+
+
+def short_types(kinds: Any) -> str:
+    """The types of a function's arguments in its name, of which a State alone would make 30,000 letters."""
+    return said_shortly(tuple(kinds))
+
+
+@cache
+def said_shortly(kinds: Any) -> str:
+    """The same of a tuple."""
+    said = every_type(kinds)
+    return said if len(said) <= LONGEST else itanium_mangler.mangle_identifier(sha256(said.encode()).hexdigest())
 
 
 def equal_where_set_alike(self: Any, other: object) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import add_release, complete
-from windtunnel.core.compiled import part
+from windtunnel.core.compiled import compiled, part
 from windtunnel.core.disaggregation.link import (
     ARRIVAL,
     CLIENT,
@@ -317,7 +317,7 @@ def go_on(state: State, order: Order, course: Array, transfers: Transfers, secon
     transfers.counts[FRESH] = 0
 
 
-@part
+@compiled
 def free_prompt(
     state: State, order: Order, course: Array, transfers: Transfers, second: State, r: int, time: float
 ) -> None:

@@ -209,7 +209,7 @@ def allocate_prompts(tree: Any, fault: Array, pool: Pool, lane: Lane, seats: Arr
     return allocate(tree, fault, pool, lane, wanted, spare)
 
 
-@part
+@compiled
 def due(pool: Pool, lane: Lane, requests: Array, seats: Array, decodes: int) -> int:
     """Tokens of the pages that the decodes of the first seats begin in their next round."""
     wanted = 0
@@ -268,7 +268,7 @@ def look_up(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens
     request.in_tree = request.context
 
 
-@part
+@compiled
 def enter(tree: Tree, pool: Pool, lane: Lane, request: Request, r: int, tokens: int) -> int:
     """Put its whole pages into the tree for others to find; returns where they end. From 0.5 on a node ends where the
     prompt does, so that outputs can be evicted before prompts."""
