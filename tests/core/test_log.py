@@ -74,7 +74,7 @@ ranks whose equal steps are made at once."""
 def check_folded(case: Any, raw: Record, folded: Record) -> None:
     """The rows of all lanes come back from those of changes, to the bit."""
     ranks = np.full(case.replicas, case.lanes)
-    ends = step_ends_of_rows(folded.rows, (case.times,), np.zeros(case.replicas, dtype=np.int64), ranks)
+    ends, _ = step_ends_of_rows(folded.rows, ((case.times,),), np.zeros(case.replicas, dtype=np.int64), ranks)
     blocks = np.full(case.replicas, case.limits.block_size)
     rows, of = unfold(folded.rows, ends, blocks)
     assert len(rows) == len(raw.rows)

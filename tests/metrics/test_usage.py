@@ -10,9 +10,9 @@ import pytest
 from windtunnel.core.rebuild import IterationTimes
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics import group_share, summary, time_share, unroll
-from windtunnel.metrics.steps import Floats, Steps, in_flight, work
+from windtunnel.metrics.steps import Floats, Steps, in_flight
 from windtunnel.metrics.summary import Summary
-from windtunnel.metrics.usage import usage
+from windtunnel.metrics.usage import step_sums, usage
 from windtunnel.metrics.window import Window
 from windtunnel.simulate.run import Run
 
@@ -188,9 +188,9 @@ def test_ranks_of_a_pipeline_do_not_overlap_each_other() -> None:
 
 
 def work_of(run: Run, footprint: Footprint) -> tuple[Floats, Floats]:
-    """Of all of its steps."""
-    steps = unroll(run)
-    return work(steps, footprint, steps.inside(Window(0.0, 1.0, trimmed=False)))
+    """FLOPs and bytes of all of its steps."""
+    sums = step_sums(unroll(run), Window(0.0, 1.0, trimmed=False), [footprint])
+    return sums["flops"], sums["moved"]
 
 
 def test_windows_and_experts_bound_the_work() -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics import summary, unroll
+from windtunnel.metrics.usage import step_sums
 from windtunnel.metrics.window import Window, span, trimmed_window
 from windtunnel.simulate.run import Run
 
@@ -46,9 +47,9 @@ def test_rows_cut_by_the_edge_count_in_proportion() -> None:
     base = steady_run()
     log = handmade.iterations({"start": 0.0, "steps": 22, "decodes": 1, "kv_tokens": 10})
     run = handmade.run(base.requests, log, times=handmade.flat_times(0.5))
-    inside = unroll(run).inside(summary(run, exclude_warmup=True).window)
-    assert inside.steps.tolist() == pytest.approx([18.0])
-    assert inside.seconds.tolist() == pytest.approx([9.0])
+    inside = step_sums(unroll(run), summary(run, exclude_warmup=True).window, [None])
+    assert inside["iterations"].tolist() == pytest.approx([18.0])
+    assert inside["seconds"].tolist() == pytest.approx([9.0])
 
 
 def test_requests_that_arrive_at_once_are_measured_whole() -> None:

@@ -13,6 +13,9 @@ from typing import cast
 
 from cyclopts import App, CycloptsError, Group, Parameter, RepeatArgumentError, UnusedCliTokensError
 
+# Before numpy is read: threads for large matrices, of which there are none, begin with a loop in which they wait.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from windtunnel.cli.arguments import complete
 from windtunnel.cli.help import ALL, print_short, wants_short
 from windtunnel.errors import InputError, InputWarning

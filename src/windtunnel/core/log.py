@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import entry, part
+from windtunnel.core.compiled import compiled, entry, part
 from windtunnel.core.records import NONE, ROWS, STALLS, Array, Group, Lane, Pool, State, attributes
 from windtunnel.core.seats import CONTEXT, TOKENS
 from windtunnel.dataclass import dataclass
@@ -236,6 +236,14 @@ def fold_rows(rows: Array, first: int, upto: int, layout: Array, open_rows: Arra
     return at
 
 
+SUMS = ("seconds", "iterations", "worked", "batches", "in_steps", "tokens", "prefill", "decode", "flops", "moved",
+        "held", "peak", "prefill_seconds", "decode_seconds", "mixed_seconds")  # fmt: skip
+"""What ``add_up`` finds of each replica's steps, see ``metrics.usage``: seconds of all, of those that compute something
+(``worked``), and times the batch (``in_steps``); blocks times seconds (``held``), and most blocks."""
+CONSTANTS = ("linear_flops_per_token", "head_flops", "weight_bytes", "expert_bytes", "expert_share", "ranks")
+"""Of a footprint, in the order of the arrays that ``add_up`` takes."""
+
+
 @part
 def gained(gains: Array, first: int, steps: int, which: int) -> float:
     """The mean gain of a row."""
@@ -245,39 +253,135 @@ def gained(gains: Array, first: int, steps: int, which: int) -> float:
     return float(total) / float(steps)
 
 
+@part
+def share_inside(begin: float, until: float, low: float, high: float) -> float:
+    """The share of a time that lies between ``low`` and ``high``."""
+    if low == -np.inf:
+        return 1.0
+    seconds = until - begin
+    return min(max((min(until, high) - max(begin, low)) / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
+
+
+@part
+def inside_of(
+    row: Any, gains: Array, end: Array, begins: Array, first: int, low: float, high: float, tokens: int, block: int,
+    most: int,
+) -> tuple[float, float, float, float, float]:  # fmt: skip
+    """What of a row lies between ``low`` and ``high``, part by part: a part ends where any row of its group begins.
+    (Steps, their seconds, Σ over them of the tokens that each decode has gained in the row before, blocks times
+    seconds, most blocks that any of its steps begins with.)"""
+    steps, used, grown = row.steps, row.used_blocks, row.decodes + row.chunk_tokens
+    count, seconds, passed, held, peak = 0.0, 0.0, 0.0, 0.0, 0.0
+    begin, at = row.start, 0
+    while at < steps:
+        after = at + 1
+        while after < steps and not begins[first + after]:
+            after += 1
+        until = end[first + after - 1]
+        share = share_inside(begin, until, low, high)
+        blocks = used + (at * grown - row.unfilled + block - 1) // block if at > 0 else used
+        level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
+        mean = at + 0.5 * (after - at - 1)
+        if row.gains > 0:
+            level, blocks = float(used) + gained(gains, row.gains, steps, 1), used + gains[row.gains + steps - 2, 1]
+            mean = gained(gains, row.gains, steps, 0) / float(grown)
+        count += share * (after - at)
+        seconds += share * (until - begin)
+        passed += share * (after - at) * mean
+        held += share * (until - begin) * level
+        peak = max(peak, float(blocks))
+        begin, at = until, after
+    return count, seconds, passed, held, peak
+
+
+@part
+def seen(context: float, window: float) -> float:
+    """The context that attention with this sliding window reads; 0: no window."""
+    return min(context, window) if window > 0.0 else context
+
+
+@compiled
+def work_of(
+    rows: Array, row: int, after: int, middle: float, tokens: int, batch: int, constants: Array, attention: Array
+) -> tuple[float, float]:
+    """(FLOPs over all GPUs of a rank, bytes per GPU) of a step of the rows from ``row`` to before ``after``, whose
+    decodes have gained ``middle`` tokens.
+
+    FLOPs: 2 per weight a token passes through, the head once per sampled request, attention 2·heads·head_dim for
+    QKᵀ and for PV per (query, visible context) pair. Bytes: the weights once per step (of the routed experts those that
+    at least one token visits, each token choosing at random: 1 − (1 − top_k/num_experts)^tokens), the cache of every
+    request once, and its new tokens. Decodes are taken at their mean context.
+    """
+    decodes = float(rows[row].decodes)
+    context = (float(rows[row].kv_tokens) + decodes * middle) / max(decodes, 1.0)
+    flops = constants[0] * tokens + constants[1] * batch
+    moved = constants[2]
+    if constants[3] > 0.0:
+        moved += constants[3] * (1.0 - (1.0 - constants[4]) ** (tokens * constants[5]))
+    for kind in range(len(attention)):
+        window = attention[kind, 0]
+        pairs = decodes * seen(context + 1.0, window)
+        read = pairs
+        for k in range(row, after):
+            chunk = float(rows[k].chunk_tokens)
+            if chunk > 0.0:
+                behind = float(rows[k].chunk_context) + (chunk * middle if k == row else 0.0)
+                free = min(max(window - behind, 0.0), chunk) if window > 0.0 else chunk
+                pairs += free * behind + free * (free + 1.0) / 2.0 + (chunk - free) * window
+                read += seen(behind, window)
+        flops += attention[kind, 1] * pairs
+        moved += attention[kind, 2] * (read + tokens)
+    return flops, moved
+
+
 @entry
 def add_up(
-    columns: Array, gains: Array, start: Array, end: Array, begins: Array, low: float, high: float, out: Array
-) -> None:
-    """Fill in for each row ``metrics.steps.Inside`` of the time between ``low`` and ``high``, part by part: a part ends
-    where any row of its group begins. ``columns`` [9, rows]: the first step, steps, blocks and what is unfilled of them
-    at the start, tokens by which they grow a step and that are computed in it, tokens of a block, blocks at most, and
-    where gains begin.
+    rows: Array, gains: Array, first: Array, end: Array, begins: Array, given: Any, low: float, high: float,
+    layout: Array, constants: Array, attention: Array, out: Array,
+) -> None:  # fmt: skip
+    """Add up in ``out`` [replicas, SUMS] what the steps of each do between ``low`` and ``high``.
+
+    ``first``, ``end``, ``begins``: of ``rebuild.StepEnds``; or ``given`` [rows, 5], what ``inside_of`` says of each.
+    ``layout`` [replicas, 4]: pool, tokens that a decode computes, tokens of a block, blocks of a rank. ``constants``
+    [pools, CONSTANTS], ``attention`` [pools, kinds of layers, 3]: footprints, zeros where there is none. Sums over a
+    run of steps use the context in its middle: exact, as work is linear in it, except where a sliding window cuts in
+    within the run.
     """
-    for row in range(len(start)):
-        first, steps, used, unfilled, grown, tokens, block, most, gain = columns[:, row]
-        begin, at, after = start[row], 0, 0
-        while at < steps:
-            after = at + 1
-            while after < steps and not begins[first + after]:
-                after += 1
-            until = end[first + after - 1]
-            seconds, share = until - begin, 1.0
-            if low > -np.inf:
-                inside = min(until, high) - max(begin, low)
-                share = min(max(inside / (seconds if seconds > 0 else 1.0), 0.0), 1.0)
-            blocks = used + (at * grown - unfilled + block - 1) // block if at > 0 else used
-            level = min(float(blocks) + 0.5 * float(tokens * (after - at - 1)) / float(block), float(most))
-            passed = at + 0.5 * (after - at - 1)
-            if gain > 0:
-                level, blocks = float(used) + gained(gains, gain, steps, 1), used + gains[gain + steps - 2, 1]
-                passed = gained(gains, gain, steps, 0) / float(grown)
-            out[0, row] += share * (after - at)
-            out[1, row] += share * seconds
-            out[2, row] += share * (after - at) * passed
-            out[3, row] += share * seconds * level
-            out[4, row] = max(out[4, row], float(blocks))
-            begin, at = until, after
+    after = 0
+    while after < len(rows):
+        row, chunks, computed = after, 0, 0
+        while after < len(rows) and (after == row or rows[after].steps == 0):
+            chunks += rows[after].chunk_tokens > 0
+            computed += rows[after].chunk_tokens
+            after += 1
+        if rows[row].steps == 0:
+            continue
+        pool, width, block, most = layout[rows[row].replica]
+        decodes, sums = rows[row].decodes, out[rows[row].replica]
+        batch, tokens = decodes + chunks, decodes * width + computed
+        if given is None:
+            steps, seconds, passed, held, peak = inside_of(
+                rows[row], gains, end, begins, first[row], low, high, tokens, block, most
+            )
+        else:
+            steps, seconds, passed, held, peak = given[row]
+        sums[0] += seconds
+        sums[10] += held
+        sums[11] = max(sums[11], peak)
+        if batch == 0:
+            continue
+        middle = passed / (steps if steps > 0.0 else 1.0)
+        flops, moved = work_of(rows, row, after, middle, tokens, batch, constants[pool], attention[pool])
+        sums[1] += steps
+        sums[2] += seconds
+        sums[3] += steps * batch
+        sums[4] += seconds * batch
+        sums[5] += steps * tokens
+        sums[6] += steps * computed
+        sums[7] += steps * decodes
+        sums[8] += steps * flops
+        sums[9] += steps * moved
+        sums[14 if chunks > 0 and decodes > 0 else 13 if decodes > 0 else 12] += seconds
 
 
 @entry

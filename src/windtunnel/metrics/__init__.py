@@ -6,7 +6,7 @@ from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps, token_gaps_by_request
 from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
-from windtunnel.metrics.steps import Steps, unroll, work
+from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, client_json, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
 from windtunnel.metrics.usage import (
@@ -72,5 +72,4 @@ __all__ = [
     "verdicts",
     "waits",
     "window_of",
-    "work",
 ]

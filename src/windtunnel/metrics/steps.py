@@ -1,18 +1,17 @@
 """Steps: what metrics need of the log, walked over once: ends, sums, times in flight, work done."""
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
-from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
-from windtunnel.perf.batch_times import whole
-from windtunnel.simulate.run import FINISHED, Iterations, Run
+from windtunnel.perf.batch_times import BatchTimes, Times, whole
+from windtunnel.simulate.run import FINISHED, Run
 
 if TYPE_CHECKING:
     from windtunnel.core.rebuild import IterationTimes, StepEnds
@@ -21,10 +20,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Counts = NDArray[np.integer[Any]]
 """Integers of any size: int32 where there is one for each step."""
-
-
-PIECE = 1 << 16
-"""Rows of the log whose sums are formed at once."""
+OfPools = tuple[BatchTimes, ...]
+"""Tables, one for each pool."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +83,20 @@ class Steps:
         return self.part or self.run.step_ends()
 
     @cached_property
+    def judged(self) -> Mapping[tuple[str, str], float]:
+        """What the steps of all lanes take together under parts of their tables: ``("source", name)``, and ``("doubt",
+        name)`` where tables give errors. One walk finds these and ``grouped``, if that was not asked for before."""
+        run = self.run
+        tables = {("source", name): of_pools for name, of_pools in parts_of(run.times, run.sources).items()}
+        tables |= {("doubt", name): of_pools for name, of_pools in doubted(run).items()}
+        some = {name: of_pools for name, of_pools in tables.items() if not all(each.takes_no_time for each in of_pools)}
+        if run.piped or self.part or "grouped" in vars(self):
+            seconds = run.seconds(list(some.values()))
+        else:
+            vars(self)["grouped"], seconds = run.walked(list(some.values()))
+        return dict.fromkeys(tables, 0.0) | dict(zip(some, seconds, strict=True))
+
+    @cached_property
     def ends(self) -> Floats:
         """[g] end of each step, those of ranks in lockstep as one."""
         if len(self.run.iterations.steps) == 0:
@@ -145,35 +156,15 @@ class Steps:
         if self.run.piped:
             ends[self.row] = self.end
         elif len(ends):
-            ends[self.heads] = self.ends_of(self.heads)
+            heads = self.heads
+            ends[heads] = self.grouped.end[self.grouped.first[heads] + log.steps[heads] - 1]
         return ends
-
-    def ends_of(self, heads: Integers) -> Floats:
-        """When the last step of each of these rows ends."""
-        found: Floats = self.grouped.end[self.grouped.first[heads] + self.run.iterations.steps[heads] - 1]
-        return found
 
     @cached_property
     def unfolded(self) -> "Steps":
         """Of a log with a row for each lane wherever one of its group begins a row."""
         run = self.run.unfolded()
         return self if run is self.run else Steps(run)
-
-    def pieces(self) -> Iterator["Steps"]:
-        """The same in pieces of the log with neighbouring columns, but for ``ends``, ``emitted``; pipelines in one."""
-        log, size = self.run.iterations, len(self.run.iterations.steps)
-        if self.run.piped or size <= PIECE:
-            yield self
-            return
-        low = 0
-        while low < size:
-            high = min(low + PIECE, size)
-            while high < size and log.steps[high] == 0:
-                high += 1
-            columns = {one.name: np.ascontiguousarray(getattr(log, one.name)[low:high]) for one in fields(log)}
-            run = replace(self.run, iterations=Iterations(**columns).with_gains(log.gains, log.gained_from[low:high]))
-            yield Steps(run, self.grouped._replace(first=self.grouped.first[low:high]))
-            low = high
 
     @cached_property
     def heads(self) -> Integers:
@@ -208,50 +199,35 @@ class Steps:
         log = self.run.iterations
         return log.decodes[self.heads] * self.decode_width[log.replica[self.heads]] + self.chunk_tokens
 
-    def inside(self, window: Window) -> "Inside":
-        """What of each row lies in the window: what an edge cuts, until another row of its group begins, counts in
-        proportion."""
-        from windtunnel.core.log import add_up
-
-        log, heads = self.run.iterations, self.heads
-        replica, start = log.replica[heads], log.start[heads]
-        if self.run.piped:
-            seconds = self.row_seconds[heads]
-            inside = np.minimum(start + seconds, window.end) - np.maximum(start, window.start)
-            share = np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0) if window.trimmed else 1.0
-            steps = (log.steps[heads] * share).astype(np.float64)
-            used = log.used_blocks[heads].astype(np.float64)
-            return Inside(steps, seconds * share, steps * (log.steps[heads] - 1) / 2, seconds, used, share)
-        entries, pools = self.run.manifest["replicas"], self.run.manifest["pools"]
-        of_pool = np.array([[pools[entry["pool"]][name] for entry in entries] for name in ("block_size", "kv_blocks")])
-        grown = log.decodes[heads] + log.chunk_tokens[heads]
-        columns = (self.grouped.first[heads], log.steps[heads], log.used_blocks[heads], log.unfilled[heads], grown,
-                   self.tokens, *of_pool[:, replica], log.gained_from[heads])  # fmt: skip
-        found = np.zeros((5, len(heads)))
-        edges = (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
-        times = start.astype(np.float64), self.grouped.end, self.grouped.begins
-        add_up(np.stack(columns).astype(np.int64, copy=False), log.gains, *times, *edges, found)
-        return Inside(found[0], found[1], found[2], found[3], found[4], 1.0)
-
-
-class Inside(NamedTuple):
-    """Of the rows that start a step, what lies in a window."""
-
-    steps: Floats
-    seconds: Floats
-    passed: Floats
-    """Σ over these steps of the tokens that each decode has gained in the row before: one a step, or what is right."""
-    held: Floats
-    """Blocks times seconds; nothing of use of pipelines."""
-    peak: Floats
-    """Most blocks that any of its steps begins with."""
-    share: float | Floats
-    """Of rows of pipelines; 1 elsewhere."""
-
 
 def unroll(run: Run) -> Steps:
     """The steps of a run."""
     return Steps(run)
+
+
+def parts_of(times: tuple[Times, ...], parts: tuple[dict[str, BatchTimes], ...]) -> dict[str, OfPools]:
+    """The tables of each part, without overlapped host work; all zero for pools that have no such part."""
+    rows = [*zip(parts, map(whole, times), strict=False)]
+    return {name: tuple(_part(name, *row) for row in rows) for name in dict.fromkeys(n for by, _ in rows for n in by)}
+
+
+def _part(name: str, parts: Mapping[str, BatchTimes], times: BatchTimes) -> BatchTimes:
+    return replace(parts[name], host_overlapped=0.0 * times.host_overlapped) if name in parts else times.scaled(0.0)
+
+
+def doubted(run: Run) -> dict[str, OfPools]:
+    """The tables of kernels' ``time``, ``error`` and time ``beyond`` the data, without host work; nothing where a pool
+    does not give them."""
+    if not run.doubts or not all(run.doubts):
+        return {}
+    tables = {"time": tuple(whole(table) for table in run.times)}
+    tables |= {name: tuple(part[name] for part in run.doubts) for name in ("error", "beyond")}
+    return {name: tuple(_silent(table) for table in of_pools) for name, of_pools in tables.items()}
+
+
+def _silent(table: BatchTimes) -> BatchTimes:
+    nothing = np.zeros_like(table.host_serial)
+    return replace(table, host_overlapped=nothing, host_serial=nothing)
 
 
 def sums(index: Counts, values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
@@ -313,55 +289,12 @@ def held_between(steps: Steps, capacity: Floats) -> InFlight:
     """The spans in which ranks were idle and held blocks: for others to fetch, or to come. ``capacity``: blocks of a
     rank of each replica. Of pipelines nothing is known."""
     log = steps.run.iterations
-    some = np.flatnonzero((log.steps == 0) & (log.transfer > 0)) if not steps.run.piped else np.zeros(0, dtype=np.int64)
+    some = np.flatnonzero(log.steps == 0)
+    some = some[log.transfer[some] > 0] if not steps.run.piped else some[:0]
+    if len(some) == 0:
+        return InFlight(some, np.zeros(0), np.zeros(0), np.zeros(0))
     replica, begin = log.replica[some], log.start[some].astype(np.float64)
-    last = float(steps.ends.max(initial=0.0)) if len(some) else 0.0
+    last = float(steps.ends.max(initial=0.0))
     starts = np.append(log.start[steps.heads], last)  # a rank steps again where the next row of a step begins
     end = np.maximum(starts[np.searchsorted(steps.heads, some)], begin + log.transfer[some])
     return InFlight(replica, begin, end, capacity[replica] * log.transfer[some] / (end - begin))
-
-
-def work(steps: Steps, footprint: Footprint, inside: Inside) -> tuple[Floats, Floats]:
-    """[heads] FLOPs over all GPUs of a rank, and bytes per GPU, of the steps of each head row that are ``inside``.
-
-    FLOPs: 2 per weight a token passes through, the head once per sampled request, attention 2·heads·head_dim for
-    QKᵀ and for PV per (query, visible context) pair. Bytes: the weights once per step (of the routed experts those that
-    at least one token visits, each token choosing at random), the cache of every request once, and its new tokens.
-    Sums over a run of steps use the context in its middle: exact, as both are linear in it, except where a sliding
-    window cuts in within the run; decodes are taken at their mean context.
-    """
-    log, heads = steps.run.iterations, steps.heads
-    decodes = log.decodes[heads].astype(np.float64)
-    middle = inside.passed / np.where(inside.steps > 0, inside.steps, 1.0)
-    context = (log.kv_tokens[heads] + decodes * middle) / np.maximum(decodes, 1)
-    chunk = log.chunk_tokens.astype(np.float64)
-    behind = log.chunk_context + chunk * np.where(log.steps > 0, middle[steps.head_of_row], 0.0)
-    tokens = steps.tokens.astype(np.float64)
-    flops = footprint.linear_flops_per_token * tokens + footprint.head_flops * steps.batch
-    moved = footprint.weight_bytes + _expert_bytes(footprint, tokens)
-    for window, pair_flops, stored in footprint.attention:
-        seen = decodes * _clip(context + 1, window)
-        pairs, read = _chunk_pairs(chunk, behind, window), _clip(behind, window) * (chunk > 0)
-        by_head = (sums(steps.head_of_row, values, len(heads)) for values in (pairs, read))
-        chunk_pairs, chunk_read = by_head
-        flops = flops + pair_flops * (seen + chunk_pairs)
-        moved = moved + stored * (seen + chunk_read + tokens)
-    runs = inside.steps * (steps.batch > 0)
-    return flops * runs, moved * runs
-
-
-def _clip(context: Floats, window: int) -> Floats:
-    """The context that attention with this sliding window reads; 0: no window."""
-    return np.minimum(context, window) if window else context
-
-
-def _chunk_pairs(chunk: Floats, behind: Floats, window: int) -> Floats:
-    """Σ over the i-th token of a chunk (i from 1) of min(behind + i, window)."""
-    free = np.clip(window - behind, 0.0, chunk) if window else chunk
-    return free * behind + free * (free + 1) / 2 + (chunk - free) * window
-
-
-def _expert_bytes(footprint: Footprint, tokens: Floats) -> Floats:
-    """Bytes of the experts that a step reads: 1 − (1 − top_k/num_experts)^tokens of them are visited."""
-    visited = 1.0 - (1.0 - footprint.expert_share) ** (tokens * footprint.ranks)
-    return footprint.expert_bytes * visited

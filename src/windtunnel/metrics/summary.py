@@ -177,10 +177,10 @@ def summary(
     0.05}``. ``exclude_warmup`` leaves warm-up and drain out, see
     ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
-    slo = limits_of(slo) if isinstance(slo, Mapping) else slo
-    steps = steps or unroll(run)
+    slo, steps = limits_of(slo) if isinstance(slo, Mapping) else slo, steps or unroll(run)
+    shares = time_share(steps)  # before anything asks when steps end: one walk finds both
     window = window_of(run, steps.ends, exclude_warmup)
-    used, shares = usage(steps, window), time_share(steps)  # before the gaps of all tokens are held
+    used = usage(steps, window)  # before the gaps of all tokens are held
     requests, metrics = run.requests, request_metrics(run.requests)
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
@@ -266,10 +266,12 @@ def goal_json(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False)
 
 def _client(steps: Steps, window: Window) -> dict[str, Any]:
     requests = steps.run.requests
-    found = _latencies(steps, window, request_metrics(requests), LATENCIES)
+    gaps = token_gaps(steps, window).statistics()  # first: no other values are as many
+    names = [name for name in LATENCIES if name != "itl"]
+    found = _latencies(steps, window, request_metrics(requests), names)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
     return {
-        **{name: values.statistics() for name, values in found.items()},
+        **{name: gaps if name == "itl" else found[name].statistics() for name in LATENCIES},
         "request_throughput": _per_second(int(ended.sum()), window),
         "output_throughput": _per_second(output_tokens(steps, window), window),
     }

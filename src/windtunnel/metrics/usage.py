@@ -1,8 +1,7 @@
 """Usage: what replicas did with their time, cache, FLOPs, watts and money; where the batch time came from, and how
 uncertain it is."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Inside, Steps, blocks_in_use, held_between, in_flight, sums, work
+from windtunnel.metrics.steps import Steps, blocks_in_use, held_between, in_flight, parts_of, sums
 from windtunnel.metrics.window import Window
-from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.simulate.run import Run
 
@@ -85,7 +83,7 @@ def usage(steps: Steps, window: Window) -> Usage:
     run = steps.run
     replicas, pools = run.manifest["replicas"], run.manifest["pools"]
     prints = [read_footprint(pool) for pool in pools]
-    totals = _totals(steps, window, prints)
+    totals = step_sums(steps, window, prints)
     table = _replica_usage(steps, window, prints, totals)
     gpus = np.array([pools[replica["pool"]].get("gpus_per_replica", 1) for replica in replicas], dtype=np.float64)
     hours = window.seconds / 3600
@@ -137,10 +135,9 @@ def _batch_size(table: ReplicaUsage) -> float:
 
 def _phases(totals: Mapping[str, Floats]) -> dict[str, float]:
     """Share of the steps' time by what they compute."""
-    total = float(totals["phases"].sum())
-    return {
-        name: float(part) / total if total > 0 else NAN for name, part in zip(PHASES, totals["phases"], strict=True)
-    }
+    parts = {name: float(totals[f"{name}_seconds"].sum()) for name in PHASES}
+    total = sum(parts.values())
+    return {name: part / total if total > 0 else NAN for name, part in parts.items()}
 
 
 def read_footprint(pool: dict[str, Any]) -> Footprint | None:
@@ -167,48 +164,53 @@ def price(pool: Integers, prints: list[Footprint | None]) -> Floats:
     )[pool]
 
 
-def _totals(steps: Steps, window: Window, prints: list[Footprint | None]) -> dict[str, Floats]:
-    """Sums over the steps of each replica, most of a replica's blocks, and seconds of each phase; piece by piece, since
-    a day has millions of rows."""
-    pool = np.array([replica["pool"] for replica in steps.run.manifest["replicas"]], dtype=np.int64)
-    found: dict[str, Floats] = {}
-    for piece in steps.pieces():
-        sums_of = _sums(piece, window, pool, prints)
-        for name, values in sums_of.items():
-            combine = np.maximum if name == "peak" else np.add
-            found[name] = combine(found[name], values) if name in found else values
-    return found
+def step_sums(steps: Steps, window: Window, prints: list[Footprint | None]) -> dict[str, Floats]:
+    """[replicas] sums over the steps inside the window (``core.log.SUMS``), seconds in which a GPU computes, and in
+    which a step is in flight."""
+    from windtunnel.core.log import CONSTANTS, SUMS, add_up
+    from windtunnel.core.records import attributes
+
+    run, (low, high) = steps.run, (window.start, window.end) if window.trimmed else (-np.inf, np.inf)
+    pools, replicas, log = run.manifest["pools"], run.manifest["replicas"], run.iterations
+    pool = np.array([replica["pool"] for replica in replicas], dtype=np.int64)
+    sizes = np.array([[each["block_size"], each["kv_blocks"]] for each in pools], dtype=np.int64)
+    layout = np.column_stack([pool, steps.decode_width, sizes[pool]])
+    kinds = max((len(each.attention) for each in prints if each), default=0)
+    constants, attention = np.zeros((len(pools), len(CONSTANTS))), np.zeros((len(pools), kinds, 3))
+    for i, each in enumerate(prints):
+        if each:
+            constants[i] = [getattr(each, name) for name in CONSTANTS]
+            attention[i, : len(each.attention)] = np.reshape(each.attention, (-1, 3))
+    found = np.zeros((len(replicas), len(SUMS)))
+    given = _inside(steps, window) if run.piped else None
+    first, end, begins = np.zeros(0, dtype=np.int32), np.zeros(0), np.zeros(0, dtype=np.bool_)
+    if not run.piped:
+        first, end, begins = steps.grouped.first, steps.grouped.end, steps.grouped.begins
+    rows = attributes(log.rows)
+    add_up(rows, log.gains, first, end, begins, given, low, high, layout, constants, attention, found)
+    totals = dict(zip(SUMS, found.T, strict=True))
+    totals["computing"] = totals["under_way"] = totals["seconds"]
+    if given is not None:
+        present = in_flight(steps, blocks_in_use(steps))
+        flying = present.inside(window)
+        of_replicas = (log.replica[steps.heads], present.replica, present.replica)
+        values = given[steps.heads, 3], present.blocks * flying, flying
+        for name, owner, each in zip(("computing", "held", "under_way"), of_replicas, values, strict=True):
+            totals[name] = sums(owner, each, len(pool))
+    return totals
 
 
-def _sums(steps: Steps, window: Window, pool: Integers, prints: list[Footprint | None]) -> dict[str, Floats]:
-    """Those of one piece of the log."""
-    log, heads, inside = steps.run.iterations, steps.heads, steps.inside(window)
-    owner, number = log.replica[heads], len(pool)
-    count = inside.steps * (steps.batch > 0)
-    worked = inside.seconds * (steps.batch > 0)
-    decodes = log.decodes[heads] > 0
-    kinds = ((steps.chunks > 0) & ~decodes, (steps.chunks == 0) & decodes, (steps.chunks > 0) & decodes)
-    peak = np.zeros(number)
-    np.maximum.at(peak, owner, inside.peak)
-    used, under_way = _held(steps, pool, window, inside)
-    rows = {
-        "computing": steps.row_busy[heads] * inside.share if steps.run.piped else inside.seconds,
-        "iterations": count,
-        "worked": worked,
-        "batches": count * steps.batch,
-        "in_steps": inside.seconds * steps.batch,
-        "tokens": count * steps.tokens,
-        "prefill": count * steps.chunk_tokens,
-        "decode": count * log.decodes[heads],
-    }
-    return {
-        **{name: sums(owner, values, number) for name, values in rows.items()},
-        **_work_done(steps, prints, pool, inside),
-        "peak": peak,
-        "used": used,
-        "under_way": under_way,
-        "phases": np.array([float(worked[kind].sum()) for kind in kinds]),
-    }
+def _inside(steps: Steps, window: Window) -> Floats:
+    """[rows, 5] of pipelines, where an edge of the window cuts rows in proportion: steps inside, their seconds, Σ of
+    the tokens gained in the row before, seconds in which a GPU computes them, most blocks."""
+    log, seconds = steps.run.iterations, steps.row_seconds
+    share: float | Floats = 1.0
+    if window.trimmed:
+        inside = np.minimum(log.start + seconds, window.end) - np.maximum(log.start, window.start)
+        share = np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0)
+    count = log.steps * share
+    columns = (count, seconds * share, count * (log.steps - 1) / 2, steps.row_busy * share, log.used_blocks)
+    return np.column_stack(columns).astype(np.float64, copy=False)
 
 
 def _replica_usage(
@@ -225,7 +227,7 @@ def _replica_usage(
     iterations, under_way = totals["iterations"], totals["under_way"]
     capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool]
     blocks, held = capacity * lanes, held_between(steps, capacity)
-    used = totals["used"] + sums(held.replica, held.blocks * held.inside(window), len(pool))
+    used = totals["held"] + sums(held.replica, held.blocks * held.inside(window), len(pool))
     requests, served = run.requests, run.requests.replica >= 0
     preemptions = sums(requests.replica[served], requests.preemptions[served], len(replicas))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -250,16 +252,6 @@ def _replica_usage(
         )
 
 
-def _held(steps: Steps, pool: Integers, window: Window, inside: Inside) -> tuple[Floats, Floats]:
-    """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
-    if not steps.run.piped:
-        owner = steps.run.iterations.replica[steps.heads]
-        return sums(owner, inside.held, len(pool)), sums(owner, inside.seconds, len(pool))
-    present = in_flight(steps, blocks_in_use(steps))
-    flying = present.inside(window)
-    return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
-
-
 def _present(steps: Steps, window: Window) -> Floats:
     """[replicas] Σ over requests of their time at each replica inside the window: from their arrival to their end, or
     at the prefill replica until the prompt is computed and at the decode replica from then on."""
@@ -278,19 +270,6 @@ def _stays(steps: Steps, window: Window, replica: Integers, begin: Floats, end: 
     until = np.where(np.isnan(end[here]), window.end, end[here])
     inside = np.minimum(until, window.end) - np.maximum(begin[here], window.start)
     return sums(replica[here], np.maximum(inside, 0.0), len(steps.run.manifest["replicas"]))
-
-
-def _work_done(steps: Steps, prints: list[Footprint | None], pool: Integers, inside: Inside) -> dict[str, Floats]:
-    """[replicas] FLOPs, and bytes moved, of the steps; 0 without a footprint."""
-    owner = steps.run.iterations.replica[steps.heads]
-    flops, moved = np.zeros(len(pool)), np.zeros(len(pool))
-    for index, constants in enumerate(prints):
-        if constants is not None:
-            mine = pool == index
-            done, read = work(steps, constants, inside)
-            flops[mine] = sums(owner, done, len(pool))[mine]
-            moved[mine] = sums(owner, read, len(pool))[mine]
-    return {"flops": flops, "moved": moved}
 
 
 def _efficiency(
@@ -312,7 +291,9 @@ SOURCES = ("measured", "interpolated", "modelled")
 
 def time_share(steps: Steps) -> dict[str, float]:
     """Share of the simulated step time by source: measured, interpolated, modelled; NaN where it is unknown."""
-    return dict.fromkeys(SOURCES, NAN) | _shares(_seconds(steps, steps.run.sources, "modelled", SOURCES))
+    found = {name: seconds for (kind, name), seconds in steps.judged.items() if kind == "source"}
+    found = _with_rest(steps, steps.run.sources, dict.fromkeys(SOURCES, 0.0) | found, "modelled")
+    return dict.fromkeys(SOURCES, NAN) | _shares(found)
 
 
 def group_share(steps: Steps) -> dict[str, float]:
@@ -322,13 +303,13 @@ def group_share(steps: Steps) -> dict[str, float]:
 
 def group_seconds(steps: Steps) -> dict[str, float]:
     """Seconds of the same, all ranks and stages of all replicas together; of a pool's GPUs each has a rank's."""
-    return _seconds(steps, steps.run.groups, "host", ())
+    return _with_rest(steps, steps.run.groups, _parts(steps), "host")
 
 
 def group_bytes(steps: Steps) -> dict[str, float]:
     """Bytes of the run's parts where their tables hold bytes (``perf.tabulate.by_operator``), of all ranks together; of
     ranks in lockstep each counts as much as the busiest."""
-    return _parts(steps, steps.run.groups) if steps.busy_seconds > 0 else {}
+    return _parts(steps) if steps.busy_seconds > 0 else {}
 
 
 def _shares(found: Mapping[str, float]) -> dict[str, float]:
@@ -337,10 +318,8 @@ def _shares(found: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds / everything for name, seconds in found.items()}
 
 
-def _seconds(
-    steps: Steps, parts: tuple[dict[str, BatchTimes], ...], rest: str, names: tuple[str, ...]
-) -> dict[str, float]:
-    """Σ over the log of each part's own step time.
+def _with_rest(steps: Steps, parts: Sequence[Any], found: dict[str, float], rest: str) -> dict[str, float]:
+    """What each part takes by itself, and the ``rest``; nothing where parts are not known, or without steps.
 
     Host work that overlaps the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
     it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
@@ -348,26 +327,15 @@ def _seconds(
     total = steps.busy_seconds
     if not parts or total <= 0:
         return {}
-    found = dict.fromkeys(names, 0.0) | _parts(steps, parts)
-    found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
-    return found
+    return found | {rest: found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)}
 
 
-def _parts(steps: Steps, parts: tuple[dict[str, BatchTimes], ...]) -> dict[str, float]:
-    """Σ over the log of each part."""
-    whole_tables = [whole(table) for table in steps.run.times]
-    tables = {
-        name: tuple(_part(by_name, name, table) for by_name, table in zip(parts, whole_tables, strict=True))
-        for name in dict.fromkeys(name for by_name in parts for name in by_name)
-    }
+def _parts(steps: Steps) -> dict[str, float]:
+    """Σ over the log of each group."""
+    tables = parts_of(steps.run.times, steps.run.groups)
     some = [name for name, of_pools in tables.items() if not all(table.takes_no_time for table in of_pools)]
     summed = steps.run.seconds([tables[name] for name in some])
     return dict.fromkeys(tables, 0.0) | dict(zip(some, summed, strict=True))
-
-
-def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:
-    """The named part of one pool, without overlapped host work; all zero where the pool has no such part."""
-    return replace(parts[name], host_overlapped=0.0 * times.host_overlapped) if name in parts else times.scaled(0.0)
 
 
 @dataclass(frozen=True)
@@ -394,19 +362,9 @@ def uncertainty(steps: Steps) -> Uncertainty:
     up. What cancels out in a measured server is left to the served level (``metrics.evidence``).
     """
     total = steps.busy_seconds
-    if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:
+    if ("doubt", "time") not in steps.judged or total <= 0:
         return Uncertainty(NAN, NAN, NAN)
-    doubts = [tuple(part[name] for part in steps.run.doubts) for name in ("error", "beyond")]
-    tables = [tuple(whole(table) for table in steps.run.times), *doubts]
-    kernels, error, beyond = steps.run.seconds([_silent(of_pools) for of_pools in tables])
+    kernels, error, beyond = (steps.judged["doubt", name] for name in ("time", "error", "beyond"))
     host = family_errors(HOST).modelled * (total - kernels)
     host = max(host, 0.0)
     return Uncertainty((error + host) / total, beyond / total, host / total)
-
-
-def _silent(tables: tuple[BatchTimes, ...]) -> tuple[BatchTimes, ...]:
-    """These tables without host work."""
-    return tuple(
-        replace(table, host_overlapped=np.zeros_like(table.host_serial), host_serial=np.zeros_like(table.host_serial))
-        for table in tables
-    )

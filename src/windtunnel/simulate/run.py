@@ -27,6 +27,8 @@ PAGES = "windtunnel.report"
 """Where runs are drawn. Named, as pandas names what draws its plots: a record knows no pages."""
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 FINISHED, REJECTED, ABORTED, UNFINISHED = range(4)
+UNLIKE = ("id", "kv_tokens")
+"""Columns of integers that hardly repeat."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -295,16 +297,21 @@ class Run:
 
     def step_ends(self) -> "StepEnds":
         """When every step of each group of lanes ends, where no replica has several stages."""
+        return self.walked([])[0]
+
+    def walked(self, tables: Sequence[tuple[BatchTimes, ...]]) -> "tuple[StepEnds, list[float]]":
+        """``step_ends``, and ``seconds`` under these tables."""
         from windtunnel.core.rebuild import step_ends_of_rows
 
         log, _, pools, lanes, gains = self._log(None)
-        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), pools, lanes, gains)
+        ends, found = step_ends_of_rows(log, (tuple(map(whole, self.times)), *tables), pools, lanes, gains)
+        return ends, found[1:].tolist()
 
     def seconds(self, tables: Sequence[tuple[BatchTimes, ...]]) -> list[float]:
         """What all steps of all lanes take together under each of these tables (one for each pool)."""
         from windtunnel.core.rebuild import seconds
 
-        if self.piped:
+        if self.piped or not tables:
             return [float(self.durations(of_pools).sum()) for of_pools in tables]
         log, _, pools, lanes, gains = self._log(None)
         found: list[float] = seconds(log, tuple(tables), pools, lanes, gains).tolist()
@@ -416,7 +423,17 @@ def _is_run(directory: Path) -> bool:
 def _write_parquet(path: Path, table: Requests | Iterations | Stalls, more: Handovers | None = None) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(arrow_table(table, more), path, compression="zstd")
+    found = arrow_table(table, more)
+    pq.write_table(found, path, **encoding(found))
+
+
+def encoding(table: Any) -> dict[str, Any]:
+    """How Parquet writes such a table: times byte by byte, and what hardly repeats without a dictionary, which it would
+    fill and give up. Files are a quarter smaller."""
+    times = [field.name for field in table.schema if str(field.type) == "double"]
+    repeats = [name for name in table.column_names if name not in (*times, *UNLIKE)]
+    split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
+    return {"compression": "zstd", "use_dictionary": repeats, "column_encoding": split}
 
 
 def arrow_table(table: Requests | Iterations | Stalls, more: Handovers | None = None) -> Any:

@@ -16,7 +16,7 @@ from windtunnel.plan.goodput.classes import no_better
 from windtunnel.plan.goodput.closed import SAME
 from windtunnel.plan.goodput.objective import NO_MINIMUM
 from windtunnel.plan.goodput.pool_jobs import prefill_alone
-from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, least_per_token
+from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, least_seconds
 from windtunnel.plan.trial import tables_for
 from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time
 
@@ -64,7 +64,8 @@ def test_by_hand() -> None:
     """1 ms a token: prompts of 50, 30 and 10 tokens at 0, 10 and 85 ms end at 50, 80 and 95 ms: 50, 70 and 10 later.
     Half of the second's is the first's: it ends at 65 ms, 55 after it came."""
     times = linear(0.0, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
-    assert isinstance(times, BatchTimes) and least_per_token(times) == pytest.approx(0.001)
+    assert isinstance(times, BatchTimes)
+    assert least_seconds(times, np.array([50.0]), 8) == pytest.approx(0.05)
     ones = np.ones(3, dtype=np.int64)
     load = Workload.from_columns(
         arrival=np.array([0.0, 0.01, 0.085]), prompt_tokens=np.array([50, 30, 10]), output_tokens=2 * ones
@@ -79,3 +80,11 @@ def test_by_hand() -> None:
     assert computed(half, 1).tolist() == [50, 15, 10]
     assert computed(half, 2).tolist() == [50, 30, 10]
     assert kept_in_turn(alone, half, computed(half, 1), times, 0.06) * load.duration == pytest.approx(6)
+
+
+def test_few_prompts_share_the_fixed_time_of_a_step() -> None:
+    """10 ms a step and 1 ms a token: 50 of the 64 tokens of a step take 50/64 of its 74 ms, and one prompt 60 ms."""
+    times = linear(0.01, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
+    assert isinstance(times, BatchTimes)
+    assert least_seconds(times, np.array([50.0]), 8) == pytest.approx(0.074 * 50 / 64)
+    assert least_seconds(times, np.array([50.0]), 1) == pytest.approx(0.060)

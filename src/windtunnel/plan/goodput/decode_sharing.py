@@ -43,23 +43,24 @@ class Sharing:
     width: float
 
 
-def sharing_of(servers: Sequence[tuple[BatchTimes, Pool]], reserved: int) -> Sharing | None:
-    """Of decode pools that have as many seats, whose ranks keep ``reserved`` tokens free for each request: what lies
-    under the steps of all of them. None where ranks do not step together, so that it matters who is where."""
+def sharing_of(servers: Sequence[tuple[BatchTimes, Pool]], reserved: int, longest: int) -> Sharing | None:
+    """Of decode pools that have as many seats, whose ranks keep ``reserved`` tokens free for each request of at most
+    ``longest`` tokens: what lies under the steps of all of them. None where ranks do not step together, so that it
+    matters who is where."""
     (times, pool), *others = servers
     ranks = pool.engine.data_parallel_size
     if ranks > 1 and len(times.expert_tokens) == 1:
         return None
     most = min(times.max_num_seqs, times.max_num_batched_tokens)
     width = max(ranks * kv_blocks(pool).num_blocks * kv_blocks(pool).block_size / COLUMNS, 1.0)
-    grid = _grid(times, pool, most, width, reserved)
+    grid = _grid(times, pool, most, width, reserved, longest)
     for other, another in others:
         most = min(most, other.max_num_seqs, other.max_num_batched_tokens)
-        grid = np.minimum(grid[: ranks * most + 1], _grid(other, another, most, width, reserved))
+        grid = np.minimum(grid[: ranks * most + 1], _grid(other, another, most, width, reserved, longest))
     return Sharing(grid, width)
 
 
-def _grid(times: BatchTimes, pool: Pool, most: int, width: float, reserved: int) -> Floats:
+def _grid(times: BatchTimes, pool: Pool, most: int, width: float, reserved: int, longest: int) -> Floats:
     """Least seconds of a step by decodes and cached tokens, of a replica whose ranks take up to ``most`` requests."""
     ranks, budget = pool.engine.data_parallel_size, kv_blocks(pool)
     memory = max(budget.num_blocks * budget.block_size - budget.block_size - times.context_knots[-1], 0) * (1 - SLACK)
@@ -77,7 +78,9 @@ def _grid(times: BatchTimes, pool: Pool, most: int, width: float, reserved: int)
         np.maximum(least, of_rank[:, None] + slope / ranks * cached[None, :], out=least)
         np.maximum(where_full, rising + slope * held, out=where_full)
         at_seats = max(at_seats, float(rising[full - 1]))
-    waiting = min(at_seats + float(experts[full]), float((where_full + experts[1 : most + 1]).min()))
+    fill = n * longest >= held  # fewer requests than that do not fill the memory
+    for_memory = (where_full + experts[1 : most + 1])[fill].min(initial=np.inf)
+    waiting = min(at_seats + float(experts[full]), float(for_memory))
     return np.asarray(np.minimum(least + experts[:, None], waiting))
 
 

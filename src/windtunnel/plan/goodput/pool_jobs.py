@@ -362,8 +362,9 @@ def _sharing(job: SideJob, prefill: Server, decodes: Sequence[Server]) -> Sharin
             deployment = job.space.deployment(prefill.pool, one.pool, (1, 1))
             made.append((question.overheads.applied(tables_for(question, deployment)[1].times), one.pool))
         plain = [(times, pool) for times, pool in made if isinstance(times, BatchTimes)]
-        reserved = job.space.handover.reserved_decode_tokens
-        _shared_kept[key] = sharing_of(plain, reserved) if len(plain) == len(made) else None
+        reserved, workload = job.space.handover.reserved_decode_tokens, question.workload
+        longest = int((workload.prompt_tokens + workload.output_tokens).max())
+        _shared_kept[key] = sharing_of(plain, reserved, longest) if len(plain) == len(made) else None
     return _shared_kept[key]
 
 

@@ -1,11 +1,11 @@
 """Prefill queue: prompts that a prefill side computes in time at most, whatever its limits of tokens and requests.
 
 Where prompts are taken first come, first served, a step gives tokens to one only when all before it have theirs. Let a
-step of t tokens take at least c·t seconds, whatever t is, and let prompt i compute w_i tokens at least: those that no
-earlier prompt of its replica has. If a step's time is shared out among its tokens in their order, then token after
-token, prompt i has its last one no earlier than
+step of t tokens of at most n prompts take at least b + c·t seconds, whatever t is, and let prompt i compute w_i tokens
+at least: those that no earlier prompt of its replica has. If a step's time is shared out among its prompts, b equally
+and the rest among tokens, then in their order prompt i has its last token no earlier than
 
-    f_i = max(f_{i−1}, arrival_i) + c·w_i,
+    f_i = max(f_{i−1}, arrival_i) + b/n + c·w_i,
 
 so its first token comes no earlier either. Who is in time by f is at most who is.
 """
@@ -17,6 +17,7 @@ from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.engine_scheduler import engine_scheduler
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.goodput.classes import ROUNDED
+from windtunnel.plan.goodput.decode_bound import hull_lines
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.vllm_v1 import VllmV1
 from windtunnel.workload import Workload
@@ -35,7 +36,7 @@ def kept_in_turn(deployment: Deployment, workload: Workload, work: Floats, times
     in_turn = deployment.router == "round_robin" and takes_in_turn(pool) and pool.engine.data_parallel_size == 1
     if not (plain and fits and in_turn and isinstance(times, BatchTimes)):
         return np.inf
-    seconds, tokens = work * least_per_token(times), 0.0
+    seconds, tokens = least_seconds(times, work, pool.engine.resolved("max_num_seqs")), 0.0
     for one in range(pool.replicas):
         mine = slice(one, None, pool.replicas)
         arrival, so_far = workload.arrival[mine], np.cumsum(seconds[mine])
@@ -57,13 +58,19 @@ def takes_in_turn(pool: Pool) -> bool:
     return isinstance(rules, Sglang) and rules.schedule_policy == "fcfs" and not rules.enable_priority_scheduling
 
 
-def least_per_token(times: BatchTimes) -> float:
-    """Seconds that each token of a step takes at least. Attention is linear between its knots, so that it takes least
-    for each token at one of them."""
+def least_seconds(times: BatchTimes, work: Floats, prompts: int) -> Floats:
+    """Least seconds that each prompt's tokens (``work``) take of steps of at most ``prompts``.
+
+    By the line under a step that gives most in all. Attention is linear between its knots, so that it takes least for
+    each token at one of them.
+    """
     tokens, chunks = np.arange(1, len(times.mixed_tokens)), times.chunk_knots[1:]
-    fixed = times.prefill_base + times.host_serial[1:].min() + times.sequences[1:].min()
+    step = times.mixed_tokens[1:] + times.prefill_base + times.host_serial[1:].min() + times.sequences[1:].min()
     attention = float((times.prefill_attention[1:].min(axis=1) / chunks).min())
-    return float(((times.mixed_tokens[1:] + fixed) / tokens).min()) + attention
+    lines = [(0.0, float((step / tokens).min())), *hull_lines(tokens, step)]
+    total = float(work.sum())
+    start, slope = max(lines, key=lambda line: line[0] / prompts * len(work) + line[1] * total)
+    return np.asarray(work * (slope + attention) + start / prompts)
 
 
 def computed(workload: Workload, replicas: int) -> Floats:

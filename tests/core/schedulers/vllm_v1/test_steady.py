@@ -94,7 +94,7 @@ def test_runs_of_steps_hold_every_step(seed: int) -> None:
     rows, gains = folded.rows, folded.gains
     assert gains is not None
     layout = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-    ends = step_ends_of_rows(rows, (times,), *layout, gains)
+    ends, _ = step_ends_of_rows(rows, ((times,),), *layout, gains)
     ours = one_by_one(rows, gains, ends.first, ends.end)
     order = [np.lexsort((found["start"], found["lane"])) for found in (ours, single.rows)]
     for name in set(rows.dtype.names or ()):
