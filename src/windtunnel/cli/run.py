@@ -83,7 +83,6 @@ def run(
 
     if pasting.dry_run:
         return show_pasted(pasting.lines, scenario, as_json)
-    keep_freed_memory()
     _check(seeds, outputs, output)
     if details.stream:
         return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup), outputs, output)
@@ -160,6 +159,7 @@ def _simulated(
     from windtunnel.metrics import unroll
     from windtunnel.simulate.simulate import simulate
 
+    keep_freed_memory()
     with progress(f"seed {seed}: reading the load"):
         workload = scenario.load.workload(seed)
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
