@@ -5,7 +5,7 @@ ms per token) for each GPU and second: ai-dynamo/aisimulate, examples/sweeper/nv
 these axes. TRACE is a day of RAGPulse in several copies, made by ``shared/prototypes/study/mktrace.py COPIES OUT``.
 Each engine has to beat those before. Prints the best, how many deployments each rule closed, CPU seconds and memory;
 ``--certificate`` keeps what ``tests/plan/answer/checker.py`` checks; ``--random N`` also tries N deployments that are
-drawn at random.
+drawn at random; ``--routers`` those on the best, with what no router is above.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,20 @@ def good_tokens(question: Question, deployment: Deployment, least: float) -> flo
     return 0.0 if found.stopped else found.good_rate
 
 
+def routed(whole: PoolSpace, answer: SearchResult, question: Question, routers: Sequence[str]) -> str:
+    """The best of these routers on the best deployment, and a bound for any router on any layout: what is proven where
+    each side has one replica, so that none chooses, and elsewhere what the load asks for."""
+    closed = answer.closed
+    if answer.best is None or closed is None or closed.best is None:
+        return "no deployment to route on"
+    p, d, layout = closed.best
+    plain = whole.deployment(closed.prefills[p].pool, closed.decodes[d].pool, layout)
+    found = max((good_tokens(question, replace(plain, router=name), 0.0) / plain.gpus, name) for name in routers)
+    several = min(family.weight(one) for family in closed.families for one in family.layouts if max(one) > 1)
+    alone = closed.score if answer.could_be is None else answer.could_be
+    return f"{found[1]} {found[0]:.3f}, no router above {max(alone, closed.offered / several):.3f}"
+
+
 def show(engine: str, answer: SearchResult) -> None:
     """What a search found."""
     assert answer.closed is not None
@@ -161,6 +176,7 @@ def main() -> None:
     parser.add_argument("--only-nodes", action="store_true", help="servers of 8 GPUs alone")
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--routers", nargs="+", default=[])
     given = parser.parse_args()
     question = Question(load_trace(given.trace), slo=SLO(ttft=1.0, tpot=0.05), attainment=NO_MINIMUM)
     team = processes(given.workers) if given.workers > 1 else in_turn()
@@ -174,6 +190,8 @@ def main() -> None:
         show(engine, answer)
         if given.random and answer.closed is not None:
             print(f"  {given.random:,} at random: {at_random(whole, answer.closed, light(question), given.random):.3f}")
+        if given.routers:
+            print(f"  router: {routed(whole, answer, light(question), given.routers)}", flush=True)
         if given.certificate is not None:
             target = given.certificate.with_stem(f"{given.certificate.stem}-{engine}")
             write_whole(target, [json.dumps(certificate(answer)) + "\n"])

@@ -1,5 +1,6 @@
 """The command ``windtunnel``, and ``python -m windtunnel``, also where the installed command is not on the path."""
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ def main() -> int:
         with what_is_compiled_is_said():
             from windtunnel.cli import main as run
 
-            return run()
+            code = run()
+        gc.freeze()  # at its end Python looks for garbage among all objects, and the system takes all of them anyway
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("windtunnel: interrupted\n")
         return INTERRUPTED

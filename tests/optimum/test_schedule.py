@@ -186,14 +186,20 @@ def test_out_of_time_the_first_that_is_found_is_taken(monkeypatch: pytest.Monkey
     monkeypatch.setattr(heuristics, "MOST_TOKENS", most_tokens)
     tried: list[Policy] = []
 
-    def noted(problem: Problem, policy: Policy) -> Schedule:
+    def noted(problem: Problem, policy: Policy, end: float) -> Schedule:
         tried.append(policy)
-        return simulated(problem, policy)
+        return simulated(problem, policy, end)
 
     monkeypatch.setattr(heuristics, "simulated", noted)
     found = best_simulated(PROBLEM, MEAN_E2EL, until=0.0)
     assert found is not None
     assert tried == [infermax_grid()[found[0]]]
+
+
+def test_after_the_end_the_schedule_under_way_is_given_up() -> None:
+    with pytest.raises(TimeoutError):
+        simulated(PROBLEM, infermax_grid()["vllm-newest-fcfs"], end=0.0)
+    assert best_simulated(PROBLEM, MEAN_E2EL, end=0.0) is None
 
 
 def test_the_best_of_many_is_not_worse_than_one() -> None:

@@ -51,6 +51,17 @@ def test_save_and_load_keep_every_bit(run: Run, tmp_path: Path) -> None:
     assert again.iteration_times().duration.tolist() == pytest.approx([0.1, 0.1, 0.1], rel=1e-12)
 
 
+def test_times_and_numbers_that_hardly_repeat_have_no_dictionary(run: Run, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    run.save(tmp_path / "run")
+    for name, unlike in (("requests", {"id", "arrival", "finish"}), ("iterations", {"start", "kv_tokens"})):
+        group = pq.ParquetFile(tmp_path / "run" / f"{name}.parquet").metadata.row_group(0)
+        columns = [group.column(place) for place in range(group.num_columns)]
+        plain = {column.path_in_schema for column in columns if "RLE_DICTIONARY" not in column.encodings}
+        assert unlike <= plain < {column.path_in_schema for column in columns}
+
+
 def test_what_pools_add_stands_beside_the_requests(run: Run, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

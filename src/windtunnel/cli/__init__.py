@@ -24,7 +24,7 @@ from windtunnel.version import __version__
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 
-COLLECTED_EVERY = 50_000
+COLLECTED_EVERY = 200_000
 """New objects after which garbage is collected. A command makes little of it; looking for it after every 700, Python's
 default, took a tenth of a short run."""
 

@@ -504,25 +504,12 @@ def run_of_row(
 
 @compiled
 def walk_to(
-    pools: Array, floats: Array, integers: Array, rows: Array, gains: Array, at: Array, ends: Array, lines: Array,
-    lanes: Array, seats: Array,
-    totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
+    pools: Array, floats: Array, integers: Array, rows: Array, at: Array, ends: Array, lines: Array, lanes: Array,
+    seats: Array, totals: Array, out_end: Array, out_emitted: Array, pool: int, ranks: int, lead: int, until: int,
 ) -> None:  # fmt: skip
     """Walk over the steps of a group up to ``until``."""
     sets, end = len(totals), ends[lead]
     count = len(pools) // sets
-    if ranks == 1 and until > at[lead, WALKED]:  # all of a row
-        row, first = at[lead, NOW], at[lead, PLACE] + at[lead, WALKED]
-        read_batch(rows, row, lanes[0], seats[0], 0)
-        if lanes[0].chunks == 0 and rows[row].decodes > 0:
-            for s in range(sets):
-                out = out_end if s == 0 else out_end[:0]
-                tables, line = pools[s * count + pool], lines[s * len(at) + lead]
-                totals[s] += run_of_row(tables, floats, integers, rows[row], gains, line, out, first)
-            if len(out_end) > 0:
-                out_emitted[first : first + rows[row].steps] = rows[row].decodes - rows[row].discarded
-            at[lead, WALKED] = until
-            return
     for step in range(at[lead, WALKED], until):
         waits, emitted, chunks = 0.0, 0, 0
         for k in range(ranks):
@@ -567,20 +554,25 @@ def walk(
         lead = first if ranks > 1 else lane
         begin = at[lane, UNTIL]
         if begin > at[lead, WALKED]:
-            walk_to(pools, floats, integers, rows, gains, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, begin)  # fmt: skip
-        at[lane, NOW], at[lane, SINCE], at[lane, UNTIL], ends[lead] = (
-            row,
-            begin,
-            begin + rows[row].steps,
-            rows[row].start,
-        )
+        steps, place = rows[row].steps, at[lead, PLACE] + begin
+        at[lane, UNTIL] = begin + steps
         if wanted:
-            out_first[row] = at[lead, PLACE] + begin
-            out_begins[out_first[row]] = True
+            out_first[row], out_begins[place] = place, True
+        if ranks > 1 or rows[row].chunk_tokens > 0 or rows[row].decodes == 0:
+            at[lane, NOW], at[lane, SINCE], ends[lead] = row, begin, rows[row].start
+            continue
+        for s in range(len(totals)):  # all of a row that only decodes
+            tables, line = pools[s * (len(pools) // len(totals)) + pool], lines[s * len(at) + lead]
+            out = out_end if s == 0 else out_end[:0]
+            totals[s] += run_of_row(tables, floats, integers, rows[row], gains, line, out, place)
+        if wanted:
+            out_emitted[place : place + steps] = rows[row].decodes - rows[row].discarded
+        at[lane, WALKED] = begin + steps
     for replica in range(len(layout)):
         pool, ranks, first = layout[replica]
         last = layout[replica + 1, 2] if replica + 1 < len(layout) else len(at)
         for lead in range(first, last, ranks):
-            walk_to(pools, floats, integers, rows, gains, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
+            walk_to(pools, floats, integers, rows, at, ends, lines, lanes, seats, totals, out_end, out_emitted,
                     pool, ranks, lead, at[lead, UNTIL])  # fmt: skip

@@ -126,7 +126,8 @@ def gaps_of_groups(
     from windtunnel.core.log import gaps_of_rows
     from windtunnel.core.records import attributes
 
-    lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
+    if len(earlier.lane):
+        lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
     log, ends, replicas = steps.run.iterations, steps.ends, steps.run.manifest["replicas"]
     if len(ends) == 0:
         return more, np.ones(len(more), dtype=np.int32), (NOTHING,), Earlier(earlier.ends, lane, time)
@@ -135,6 +136,7 @@ def gaps_of_groups(
     order = np.lexsort((time, place))
     lane, time = lane[order], time[order]
     bounds = np.searchsorted(place[order], np.arange(len(replicas) * width + 1))
+    del place, order  # what follows has an entry for each step
     last, later = np.full((len(bounds) - 1, 2), -np.inf), np.ones(len(time), dtype=np.bool_)
     last[:, 0] = earlier.ends if len(earlier.ends) else np.nan
     n, room = len(ends), len(log.steps) + len(time)  # what is not used takes no memory

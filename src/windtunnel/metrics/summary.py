@@ -266,10 +266,12 @@ def goal_json(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False)
 
 def _client(steps: Steps, window: Window) -> dict[str, Any]:
     requests = steps.run.requests
-    found = _latencies(steps, window, request_metrics(requests), LATENCIES)
+    gaps = token_gaps(steps, window).statistics()  # first: no other values are as many
+    names = [name for name in LATENCIES if name != "itl"]
+    found = _latencies(steps, window, request_metrics(requests), names)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
     return {
-        **{name: values.statistics() for name, values in found.items()},
+        **{name: gaps if name == "itl" else found[name].statistics() for name in LATENCIES},
         "request_throughput": _per_second(int(ended.sum()), window),
         "output_throughput": _per_second(output_tokens(steps, window), window),
     }

@@ -20,7 +20,7 @@ from windtunnel.optimum.programs.solver import Progress, Total, Units, cp_model,
 from windtunnel.optimum.programs.start import StartIndex
 from windtunnel.optimum.relaxation import mean_e2el_bound
 from windtunnel.optimum.rules import AS_BEGUN, batches_after_first_tokens, check_rules, ends_early, keeps
-from windtunnel.optimum.schedule import SCHEMA_VERSION, Batch, Schedule, as_early_as_possible, check
+from windtunnel.optimum.schedule import SCHEMA_VERSION, Batch, Outcome, Schedule, as_early_as_possible, check
 from windtunnel.optimum.search import search
 
 Program = Literal["flow", "start", "literal", "none"]
@@ -149,6 +149,7 @@ class _Work:
     began: float
     seconds: float
     notes: list[str] = field(default_factory=list)
+    last: tuple[Schedule, Outcome] | None = None
 
     def certificate(self) -> Certificate:
         """All steps, each while the gap is open; Ctrl-C ends them with what is known by then."""
@@ -165,8 +166,10 @@ class _Work:
         except KeyboardInterrupt:
             self.notes.append("interrupted: this is what was known by then")
         closed = gap(self.value, self.bound) <= CLOSED
-        linear = self.problem.with_times(self.cost)
-        shown = self.objective.shown
+        shown, linear = self.objective.shown, self.value
+        if self.problem.times != self.cost:
+            other = self.problem.with_times(self.cost)
+            linear = check(other, as_early_as_possible(other, self.schedule.batches)).value(self.objective)
         return Certificate(
             objective=self.objective,
             value=shown(self.value),
@@ -176,7 +179,7 @@ class _Work:
             found_by=self.found_by,
             seconds=time.monotonic() - self.began,
             formula=shown(self.formula),
-            linear=shown(check(linear, as_early_as_possible(linear, self.schedule.batches)).value(self.objective)),
+            linear=shown(linear),
             schedule=self.schedule,
             notes=tuple(self.notes),
         )
@@ -197,19 +200,29 @@ class _Work:
     def _allowed(self, schedule: Schedule) -> bool:
         if not keeps(self.problem, schedule, self.forbidden):
             return False
-        outcome = check(self.problem, schedule)
-        return all(outcome.value(aim) <= value * (1 + 1e-9) for aim, value in self.most)
+        return all(self._outcome(schedule).value(aim) <= value * (1 + 1e-9) for aim, value in self.most)
+
+    def _worth(self, schedule: Schedule) -> float:
+        """The value of a schedule."""
+        return self._outcome(schedule).value(self.objective)
+
+    def _outcome(self, schedule: Schedule) -> Outcome:
+        """What a schedule does; that of the last one is kept, since it takes seconds of very many requests."""
+        if self.last is None or self.last[0] is not schedule:
+            self.last = schedule, check(self.problem, schedule)
+        return self.last[1]
 
     def _simulated(self) -> tuple[str, Schedule, float]:
         """The best simulated schedule. Raises InputError without one, with what is known."""
-        until = self.began + SIMULATED * self.seconds if self.seconds else math.inf
-        found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=until)
-        if self.known is not None and self._allowed(self.known):
-            value = check(self.problem, self.known).value(self.objective)
-            if found is None or value < check(self.problem, found[1]).value(self.objective):
-                found = "the objectives before", self.known
+        until, end = (self.began + part * self.seconds if self.seconds else math.inf for part in (SIMULATED, 1.0))
+        found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=until, end=end)
+        known = self.known if self.known is not None and self._allowed(self.known) else None
+        if known is not None and (found is None or self._worth(known) < self._worth(found[1])):
+            found = "the objectives before", known
         if found is None and (begun := search(self.problem, self.cost, self.objective, 0.0)) and self._allowed(begun):
             found = "search", begun
+        if found is None and time.monotonic() > end:
+            found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=end)
         if found is None:
             kind = f" without {', '.join(sorted(self.forbidden))}" if self.forbidden else ""
             least = f"{self.objective.shown(self.formula):.6g}{'' if self.objective.goodput else ' s'}"
@@ -217,13 +230,13 @@ class _Work:
                 f"no simulated scheduler serves all requests{kind} within the limits: give more memory or tokens of a "
                 f"batch; no schedule is better than {least}"
             )
-        return *found, check(self.problem, found[1]).value(self.objective)
+        return *found, self._worth(found[1])
 
     def _take(self, schedule: Schedule | None, by: str) -> None:
         """Keep a schedule that is better than the best so far."""
         if schedule is None or not self._allowed(schedule):
             return
-        value = check(self.problem, schedule).value(self.objective)
+        value = self._worth(schedule)
         if value < self.value:
             self.found_by, self.schedule, self.value = by, schedule, value
             if self.progress:
@@ -274,7 +287,7 @@ class _Work:
             self.notes.append(f"too many requests, tokens and batches for the program: the bound is the {self.proof}'s")
             return
         released = float((self.problem.arrival - self.problem.arrival.min()).sum())
-        longest = check(self.problem, self.schedule).value(MAKESPAN) * len(self.problem)
+        longest = self._outcome(self.schedule).value(MAKESPAN) * len(self.problem)
         units = Units.of(self.cost, (longest + released) * self._scale())
         built = self._program(self.problem.with_times(self.cost), units, horizon)
         value = Total(self.problem, self.objective, units).value

@@ -39,16 +39,22 @@ NOISES = (0.3, 0.4, 0.4, 0.5, 0.5, 0.5)
 """Shares of chance in orders by length."""
 
 
-def simulated(problem: Problem, policy: Policy) -> Schedule:
+def simulated(problem: Problem, policy: Policy, end: float = np.inf) -> Schedule:
     """What the unified scheduler does with these settings.
 
-    Raises InputError for settings that cannot run within the limits, or that swap.
+    Raises InputError for settings that cannot run within the limits, or that swap, and TimeoutError after ``end``, a
+    time of ``time.monotonic``.
     """
     limits, policy = _limits(problem), _within(problem, policy)
     policy.check(limits)
     order = np.argsort(problem.arrival, kind="stable")
     stepper = Stepper(limits, policy, _demand(problem, order))
-    return as_early_as_possible(problem, _batches(list(_steps(problem, policy, stepper)), order))
+    steps: list[Computed] = []
+    for step in _steps(problem, policy, stepper):
+        steps.append(step)
+        if time.monotonic() > end:
+            raise TimeoutError
+    return as_early_as_possible(problem, _batches(steps, order))
 
 
 class Computed(NamedTuple):
@@ -128,11 +134,12 @@ def best_simulated(
     policies: Mapping[str, Policy] | None = None,
     allowed: Callable[[Schedule], bool] = lambda _: True,
     until: float = np.inf,
+    end: float = np.inf,
 ) -> tuple[str, Schedule] | None:
     """The best schedule of many settings of the unified scheduler, and their name; None if none is allowed.
 
     By default these are InferMax's variants, for very large problems only some of them. After ``until``, a time of
-    ``time.monotonic``, no more of them are tried once one is found.
+    ``time.monotonic``, no more of them are tried once one is found; after ``end`` the one under way is given up.
     """
     chosen = infermax_grid() if policies is None else dict(policies)
     many = int(problem.output_tokens.sum()) * len(chosen) > MOST_TOKENS
@@ -146,9 +153,11 @@ def best_simulated(
         if found and time.monotonic() > until:
             break
         try:
-            schedule = _renamed(simulated(_in_order(problem, order), chosen[name]), order)
+            schedule = _renamed(simulated(_in_order(problem, order), chosen[name], end), order)
         except InputError:
             continue
+        except TimeoutError:
+            break
         if allowed(schedule):
             found.append((check(problem, schedule).value(objective), title, schedule))
             if many:

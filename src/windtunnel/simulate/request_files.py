@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.dataclass import dataclass
-from windtunnel.simulate.run import Requests, arrow_table
+from windtunnel.simulate.run import Requests, arrow_table, encoding
 
 ROWS = 1 << 14
 """Requests that are written at once."""
@@ -44,6 +44,6 @@ class RequestFiles:
             table = pa.concat_tables(tables).unify_dictionaries()
             if part not in self._writers:
                 self._writers[part] = pq.ParquetWriter(
-                    self.folder / f"requests-{part:05}.parquet", table.schema, compression="zstd"
+                    self.folder / f"requests-{part:05}.parquet", table.schema, **encoding(table)
                 )
             self._writers[part].write_table(table)
