@@ -385,6 +385,7 @@ def test_separate_workers_are_expected_where_others_of_their_engine_were() -> No
     assert HAND.expected_first("mean") is None
 
 
+@pytest.mark.plain_python
 def test_only_a_run_with_separate_workers_of_a_measured_family_asks_for_them() -> None:
     """DeepSeek-V3's family was measured, Qwen3 was not; a model of two layers stands for it."""
     small = {"num_hidden_layers": 2, "first_k_dense_replace": 1}
