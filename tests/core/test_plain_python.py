@@ -91,7 +91,7 @@ def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> No
 
 def test_marked_tests_run_without_the_compiler() -> None:
     schedulers = (TESTS / "core" / "schedulers" / f"test_{name}.py" for name in ("sglang", "unified"))
-    bands = TESTS / "metrics" / "test_bands.py"
-    places = (TESTS / "core" / "test_routing.py", *schedulers, bands, TESTS / "oracle", TESTS / "simulate")
+    others = (TESTS / name for name in ("metrics/test_bands.py", "launch/test_capabilities.py"))
+    places = (TESTS / "core" / "test_routing.py", *schedulers, *others, TESTS / "oracle", TESTS / "simulate")
     said = in_plain_python(8, *places, marked="plain_python and not long")
     assert " passed" in said and " skipped" not in said

@@ -249,6 +249,7 @@ def test_every_rank_of_attention_has_host_memory_of_its_own(third: tuple[int, in
     assert requests.cached_tokens.tolist() == [0] * 6 + found
 
 
+@pytest.mark.plain_python
 def test_drafts_without_an_acceptance_length_shorten_the_time_of_a_token_by_that_of_the_table() -> None:
     line = "sglang serve --model-path Qwen/Qwen3-8B --context-length 8192 --speculative-algorithm EAGLE3"
     said = reading(f"{line} --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4")
