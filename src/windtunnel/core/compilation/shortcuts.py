@@ -31,7 +31,7 @@ def take() -> None:
         (PostProcessor, "run", lifetimes_where_asked),
         (TargetConfig, "__eq__", equal_where_set_alike),
         (Record, "__repr__", cache(Record.__repr__)),
-        (itanium_mangler, "mangle_args", short_types),
+        (itanium_mangler, "mangle_args", lambda kinds: short_types(tuple(kinds))),
     ):
         setattr(owner, name, shorter)
     colours: Any = errors.termcolor()
@@ -58,14 +58,9 @@ def lifetimes_where_asked(self: Any, emit_dels: bool = False, extend_lifetimes: 
     function.generator_info = None
 
 
-def short_types(kinds: Any) -> str:
-    """The types of a function's arguments in its name, of which a State alone would make 30,000 letters."""
-    return said_shortly(tuple(kinds))
-
-
 @cache
-def said_shortly(kinds: Any) -> str:
-    """The same of a tuple."""
+def short_types(kinds: tuple[Any, ...]) -> str:
+    """The types of a function's arguments in its name, of which a State alone would make 30,000 letters."""
     said = every_type(kinds)
     return said if len(said) <= LONGEST else itanium_mangler.mangle_identifier(sha256(said.encode()).hexdigest())
 
