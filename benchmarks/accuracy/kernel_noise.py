@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.accuracy import in_one_line
 from windtunnel.deployment.versions import version_key
 from windtunnel.errors import InputError
 from windtunnel.perf.database import find_systems
@@ -89,17 +90,17 @@ def _all(found: Mapping[tuple[str, str], Floats]) -> Floats:
     return np.concatenate(list(found.values()))
 
 
+def database(paths: Sequence[str]) -> Path:
+    """The folder that is said, or the one that is there. Raises InputError where there is none."""
+    systems = Path(paths[0]) if paths else find_systems()
+    if systems is None:
+        raise InputError("no kernel database: pip install 'windtunnel[kernels]'")
+    return systems
+
+
 def main(paths: Sequence[str]) -> int:
     """Print the table; 2 after a wrong input."""
-    try:
-        systems = Path(paths[0]) if paths else find_systems()
-        if systems is None:
-            raise InputError("no kernel database: pip install 'windtunnel[kernels]'")
-        print(report(noise(systems)))
-    except (InputError, OSError) as wrong:
-        sys.stderr.write(f"{wrong}\n")
-        return 2
-    return 0
+    return in_one_line(lambda: print(report(noise(database(paths)))))
 
 
 if __name__ == "__main__":

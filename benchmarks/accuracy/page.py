@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.accuracy import kernel_report
+from benchmarks.accuracy import in_one_line, kernel_report
 from windtunnel.cli import main as windtunnel
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
@@ -50,15 +50,15 @@ def rendered(text: str, run: Command = execute) -> str:
     return BLOCK.sub(table, text)
 
 
+def write_again(paths: list[str], run: Command) -> None:
+    """Write the tables of pages again. Raises InputError for a command that fails."""
+    for path in map(Path, paths):
+        write_whole(path, [rendered(path.read_text(encoding="utf-8"), run)])
+
+
 def main(paths: list[str], run: Command = execute) -> int:
     """Write the tables of pages again; returns 2 after a wrong input, which is one line on standard error."""
-    try:
-        for path in map(Path, paths):
-            write_whole(path, [rendered(path.read_text(encoding="utf-8"), run)])
-    except (InputError, OSError) as wrong:
-        sys.stderr.write(f"{wrong}\n")
-        return 2
-    return 0
+    return in_one_line(lambda: write_again(paths, run))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from benchmarks.accuracy import in_one_line
 from windtunnel.metrics.evidence import Separate, prompts_of
 from windtunnel.validation.pool_points import PoolsPoint, read_pool_points
 from windtunnel.validation.served_replay import Result, replay_all
@@ -117,12 +117,7 @@ def replayed(path: Path) -> list[Row]:
 
 def main(paths: Sequence[str]) -> int:
     """Print what was found; 2 after a wrong input."""
-    try:
-        print(report(replayed(Path(paths[0]))))
-    except (InputError, OSError) as wrong:
-        sys.stderr.write(f"{wrong}\n")
-        return 2
-    return 0
+    return in_one_line(lambda: print(report(replayed(Path(paths[0])))))
 
 
 if __name__ == "__main__":
