@@ -50,7 +50,7 @@ def tokens_of_step(pool: Pool) -> int:
 
 @part
 def begin_tokens(pool: Pool, request: Request, tokens: int) -> int:
-    """A prompt of so many tokens begins; how many its blocks hold, with those for drafts."""
+    """Begin a prompt of this many tokens; returns how many tokens its blocks hold, places for drafts included."""
     request.held_tokens = tokens + extra_tokens(pool)
     request.rewind = request.gained = 0
     return int(request.held_tokens)
