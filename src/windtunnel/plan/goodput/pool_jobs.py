@@ -24,7 +24,7 @@ from windtunnel.plan.goodput.closed import DECODE, FEWER, IN_TURN, PREFILL, SAME
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run
-from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, takes_in_turn
+from windtunnel.plan.goodput.prefill_queue import Dealt, computed, dealt, kept_in_turn, lately, takes_in_turn
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Requests, Run
@@ -197,12 +197,10 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
     question, found, late = job.question, list[Server](), dict[float, list[Server]]()
     for server in job.prefills:
         deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
-        tables, key = tables_for(question, deployment), (question.digest, first)
-        if key not in _work_kept:
-            _work_kept[key] = computed(question.workload, first)
+        tables = tables_for(question, deployment)
         limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
         times = question.overheads.applied(tables[0].times)
-        most = kept_in_turn(deployment, question.workload, _work_kept[key], times, limit)
+        most = kept_in_turn(deployment, question.workload, _work(question, server.pool, first), times, limit)
         if most / _lightest(job) <= job.best:
             late.setdefault(most, []).append(server)
         else:
@@ -211,6 +209,17 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
         for decodes, layouts in job.decodes:
             report.closed.append(_closing(IN_TURN, servers, decodes, layouts, most))
     return found
+
+
+def _work(question: Question, pool: Pool, first: int) -> Floats:
+    """Tokens of each prompt that a prefill pool computes at least, kept."""
+    whose = question.digest, first
+    key = (*whose, lately(pool, question.workload))
+    if whose not in _dealt_kept:
+        _dealt_kept[whose] = dealt(question.workload, first)
+    if key not in _work_kept:
+        _work_kept[key] = computed(question.workload, _dealt_kept[whose], pool)
+    return _work_kept[key]
 
 
 def _lightest(job: SideJob) -> float:
@@ -373,7 +382,8 @@ def _key(question: Question, prefill: Server, decode: Server) -> str:
     return f"{question.digest} {doubted} {decode.kin} {decode.limits}"
 
 
-_work_kept: dict[tuple[str, int], Floats] = {}
+_dealt_kept: dict[tuple[str, int], Dealt] = {}
+_work_kept: dict[tuple[str, int, int], Floats] = {}
 _kept: dict[str, Lines | None] = {}
 _shared_kept: dict[str, Sharing | None] = {}
 
