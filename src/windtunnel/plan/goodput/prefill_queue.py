@@ -15,9 +15,9 @@ those between its last user and the next take at least the blocks of their w tok
 a decode side that makes them wait makes no better: a prompt's KV has left before those behind it have taken ``HELD`` of
 the memory.
 
-Attention: let each chunk of n ≥ ``SMALL`` tokens at context c take at least α·(c·n + n²/2) + β·n. That is a sum over its
-tokens of what grows with their place. All chunks of a prompt but its first and last are whole steps, so at most 2 are
-smaller: at least what all but 2 · ``SMALL`` of its tokens take, the last ones left out.
+Attention: let each chunk of n ≥ ``SMALL`` tokens at context c take at least α·(c·n + n²/2) + β·n. That is a sum over
+its tokens of what grows with their place. All chunks of a prompt but its first and last are whole steps, so at most 2
+are smaller: at least what all but 2 · ``SMALL`` of its tokens take, the last ones left out.
 """
 
 import numpy as np
