@@ -82,7 +82,7 @@ class Fake:
 class Tiny:
     """A machine with memory for little."""
 
-    torch, kind = Fake(), "cpu"
+    torch, kind, gpus = Fake(), "cpu", 0
 
     def free_bytes(self) -> int:
         return 0
@@ -100,6 +100,21 @@ def test_a_point_without_memory_is_skipped_and_said(tmp_path: Path) -> None:
     assert journal.skipped["mlp_up_proj", 1, 8, 0] == "needs 0.0 GiB of memory, 0.0 are free"
     assert is_about_memory(RuntimeError("CUDA out of memory. Tried to allocate"))
     assert not is_about_memory(RuntimeError("shape mismatch"))
+
+
+def test_sums_of_more_gpus_than_there_are_are_left_out_and_said(tmp_path: Path) -> None:
+    from windtunnel.perf.profile.shapes import Shape
+
+    class OneGpu(Tiny):
+        gpus = 1
+
+    journal, told = Journal(tmp_path / "journal"), list[str]()
+    extent = Extent(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, sizes=4, repeats=2)
+    machine: Any = OneGpu()
+    shape, clock = Shape(64, 4, 2, 128, True, 256, 16), Clock(None, "cpu", 2)
+    Session(machine, shape, (1, 4), extent, journal, clock, told.append).all()
+    assert "TP 4  all_reduce  not measured: 4 GPUs must take part on this host, it has 1" in told
+    assert "TP 2  send_recv  not measured: 2 GPUs must take part on this host, it has 1" in told
 
 
 def test_points_measured_again_say_how_far_a_second_run_is(tmp_path: Path) -> None:

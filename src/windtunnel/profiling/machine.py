@@ -28,6 +28,11 @@ class Machine:
         """What times calls on it."""
         return Clock(self.torch, self.kind, repeats, self.threads if self.kind == "cpu" else 0)
 
+    @property
+    def gpus(self) -> int:
+        """How many there are; 0 where a CPU is measured."""
+        return int(self.torch.cuda.device_count()) if self.kind == "cuda" else 0
+
     def free_bytes(self) -> int:
         """Memory that can still be had."""
         if self.kind == "cuda":

@@ -105,6 +105,9 @@ class Session:
 
     def _collectives(self, name: str, tp: int) -> None:
         """Measure what is missing; with other hosts, which do not know what is there, all."""
+        if why := self._lacks_gpus(tp):
+            self.say(f"TP {tp}  {name}  {why}")
+            return
         sizes, known = octaves(self.extent.max_num_batched_tokens), 2 if name == "send_recv" else tp
         missing = [a for a in sizes if (name, known, a, 0) not in self.journal.readings]
         if missing or self.hosts.nnodes > 1:
@@ -116,6 +119,11 @@ class Session:
                 self.journal.add((name, known, elements[count], 0), seconds)
         self.calls += 1
         self.say(f"TP {known}  {name}  {len(sizes)} sizes")
+
+    def _lacks_gpus(self, tp: int) -> str:
+        """Why so many processes cannot talk to each other here; empty if they can."""
+        there, wanted = self.machine.gpus, max(2, tp) // self.hosts.nnodes
+        return f"not measured: {wanted} GPUs must take part on this host, it has {there}" if 0 < there < wanted else ""
 
     def _again(self) -> None:
         """Some points of every operator once more, to see how far a second run will be from this one."""
