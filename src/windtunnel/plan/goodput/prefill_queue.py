@@ -151,7 +151,7 @@ def lately(pool: Pool, workload: Workload) -> int:
 
 def _used_lately(above: Integers, tokens: Integers, prompt: Integers, size: int, window: int) -> Integers:
     """Tokens that prompts share with those before them, the blocks of whose last users may still be there: fewer than
-    ``window`` blocks of ``size`` tokens were taken in between. Each begins with so many ``tokens`` of that above it."""
+    ``window`` blocks of ``size`` tokens were taken in between. Each begins with these ``tokens`` of that above it."""
     found, root, before, last = (np.zeros(len(prompt), np.int64) for _ in range(4))
     _look_back(above, tokens, prompt, size, window, found, root, before, last, np.zeros(len(prompt) + 1, np.int64))
     return found
