@@ -13,8 +13,13 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, held_below
 from windtunnel.perf.between.ensemble import EnsembleCurve, by_logs, by_touched, straight
 from windtunnel.perf.database import Columns, Database, Measured, Table, medians, one_per_key
-from windtunnel.perf.kernel import RATES, STORED_BYTES, Kernel
-from windtunnel.perf.kernel_times import INTERPOLATED, OTHER_SHAPE, KernelTimes
+from windtunnel.perf.kernel import RATES, STORED_BYTES, Efficiency, Kernel
+from windtunnel.perf.kernel_times import INTERPOLATED, MODELLED, OTHER_SHAPE, KernelTimes, from_source
+
+BLOCK = 128
+"""Rows of a block of DeepGEMM's contiguous layout."""
+GROUPED = Efficiency(compute=0.45, memory=0.7, latency=18e-6)
+"""What its products attain, and the kernels beside them (TO BE MEASURED)."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,25 @@ class Experts(Kernel):
     """Whose kernel, one of BACKENDS; empty: the fastest."""
     slots: int = 0
     """Places for experts and copies on all GPUs where a load balancer keeps the GPUs' loads even; 0: none does."""
+    padded: bool = False
+    """Every choice of a token has a row on every GPU, an expert's rows begin a new block of BLOCK, and the blocks that
+    the most uneven choice would fill are all multiplied."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight of the experts that a token chooses."""
-        return 2.0 * self._weights * a * self.top_k / self.ep
+        return 2.0 * self._weights * self.rows(a)
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """Weights of the experts touched, tokens in and out of both products."""
-        moved = 2.0 * (2.0 * self.hidden + 2.0 * self.inter / self.tp) * a * self.top_k / self.ep
+        moved = 2.0 * (2.0 * self.hidden + 2.0 * self.inter / self.tp) * self.rows(a)
         return self.touched(a) * self._weights * STORED_BYTES[self.dtype] + moved
+
+    def rows(self, a: Floats) -> Floats:
+        """Rows that one GPU multiplies with an expert each."""
+        if not self.padded:
+            return a * self.top_k / self.ep
+        room = self.num_experts / self.ep * (BLOCK - 1)
+        return BLOCK * np.ceil((a * self.top_k + room) / BLOCK)
 
     @property
     def _weights(self) -> float:
@@ -171,6 +186,17 @@ def experts_curve(kernel: Experts, device: Device, tokens: Floats, seconds: Floa
     return EnsembleCurve(tokens, least(tokens) / seconds, least, ways, steady=True)
 
 
+def grouped(kernel: Experts, device: Device, a: Floats) -> KernelTimes:
+    """DeepGEMM's grouped products and what lays out their rows: a copy for each choice in 8 bits, the activation, a
+    cast of its result, and the sum of a token's rows."""
+    zero, sizes = np.zeros_like(a), kernel.inter / kernel.tp
+    computing = kernel.flops(a, zero) / (GROUPED.compute * device.peak_flops(kernel.rate))
+    bandwidth = GROUPED.memory * device.memory_bandwidth
+    weights = kernel.touched(a) * 3.0 * kernel.hidden * sizes / bandwidth
+    moved = 9.0 * sizes * kernel.rows(a) + 4.0 * kernel.hidden * a * kernel.top_k
+    return from_source(np.maximum(computing, weights) + moved / bandwidth + GROUPED.latency, MODELLED)
+
+
 def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """[..., 7] log2 of what DISTANCE weighs, from [..., 6] SIZES."""
     hidden, inter, top_k, num_experts, tp, ep = np.moveaxis(sizes, -1, 0)
@@ -261,6 +287,9 @@ class ExpertTable(Table):
 
     def times(self, kernel: Experts, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` tokens of all ranks, or None without a table."""
+        if kernel.padded:
+            self.note(f"experts {_text(kernel)}: DeepGEMM's, with all their room; without it moe_backend=triton")
+            return grouped(kernel, self.device, a)
         lanes = LANES.get(kernel.dtype, ())
         lanes = WIDENED.get(kernel.dtype, lanes) if kernel.weight_only else lanes
         for lane in lanes:
