@@ -8,7 +8,7 @@ import numpy as np
 
 from windtunnel.core.dispatch import several
 from windtunnel.core.engine import Fleet, Integers
-from windtunnel.core.fleet.remains import Blank
+from windtunnel.core.fleet.remains import Blank, are_among
 from windtunnel.core.records import State
 from windtunnel.core.routing import Routing, stands_for
 from windtunnel.core.seats import WHO
@@ -50,7 +50,7 @@ class LeftBehind:
     def on(self, state: State, lanes: Integers) -> Integers:
         """The rows of those on some lanes."""
         rows: Any = state.requests[self.first :]
-        return self.first + np.flatnonzero((rows["holds"] > 0) & np.isin(rows["lane"], lanes))
+        return self.first + np.flatnonzero((rows["holds"] > 0) & are_among(rows["lane"], lanes))
 
     def lose(self, state: State, lanes: Integers) -> None:
         """The replica with these lanes has failed."""

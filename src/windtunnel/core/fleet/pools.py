@@ -40,14 +40,14 @@ from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers
 from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
 from windtunnel.core.fleet.left_behind import LeftBehind, spare_rows
-from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, received
+from windtunnel.core.fleet.remains import Blank, Received, are_among, drop_stalls, have_ended, received
 from windtunnel.core.fleet.roster import Crew, Life, as_asked
 from windtunnel.core.fleet.scaling import Measured, used_blocks, waiting_rows
 from windtunnel.core.fleet.service import READY, Service, require_kept_promises
 from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of, plan_anew, under_way
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import BROKEN_OFF
-from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT, State
+from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, JUMPS, NONE, QUEUED, REFUSED, SENT, State, whole
 from windtunnel.core.routing import forget_replica, prompts_come_again, sees_there, takes_again
 from windtunnel.core.stores.chunks import note_again
 from windtunnel.policy.routing import Routing
@@ -56,7 +56,6 @@ from windtunnel.policy.scaling import WHOLE_LINK, Failure
 EXPIRED = -1
 """A kind of event, before all others of ``service``: a prompt that was left behind has been held for its lease."""
 SIDES = ("prefill", "decode")
-ENDED = (GONE, REFUSED, IGNORED)
 
 Sending = Callable[[Integers], tuple[Floats, Floats]]
 """From the tokens of prompts: bytes of each, and seconds of work for the link."""
@@ -98,7 +97,6 @@ class PoolService(Service):
         self.decode_router, n = decode_router, len(demand.arrival)
         arguments = fleet, demand, routers, uniforms, crossing, decode_router, *spare_rows(fleet, crossing.rules, n)
         self._lay_pools(prepared(*arguments), fleet, demand, crossing, sending)
-        self.arrivals = self.passing.arrivals
         self.state.counters[JUMPS] = jumps
         self._make(-1.0)  # each request's two rows are made
         self._note_blank(np.arange(n))
@@ -109,7 +107,7 @@ class PoolService(Service):
     ) -> None:
         """The two sides, before any request has come."""
         self.demand, self.crossing, self.rules, self.sending = demand, crossing, crossing.rules, sending
-        self.passing, self.n = passing, len(demand.arrival)
+        self.passing, self.n, self.arrivals = passing, len(demand.arrival), passing.arrivals
         scaling = tuple(fleet.scaling[i] for i in passing.pools) if fleet.scaling else ()
         self.fleet = replace(passing.fleet, scaling=scaling)
         self.transfers, self.order, self.course = passing.transfers, passing.order, passing.course
@@ -125,7 +123,6 @@ class PoolService(Service):
         self.behind = LeftBehind(self.state, self.n, self.blank)
         self.kept: dict[int, list[Attempt]] = {}
         self.stuck: list[int] = []
-        self.resent = 0
         self.emptied = np.full(sum(self.fleet.replicas), -inf)
         """When a replica last lost a request to what failed elsewhere."""
         self.moved = np.zeros(self.n)
@@ -134,7 +131,8 @@ class PoolService(Service):
     def _note_blank(self, requests: Integers) -> None:
         """Requests are as they are before they come."""
         rows = np.concatenate([requests, self.n + requests])
-        self.blank.requests[rows], self.unhanded[requests] = self.state.requests[rows], self.transfers.handed[requests]
+        whole(self.blank.requests)[rows] = whole(self.state.requests)[rows]
+        whole(self.unhanded)[requests] = whole(self.transfers.handed)[requests]
         if self.fleet.failures:
             self.blank.comes_again(self.state, requests)
             prompts_come_again(self.passing.sides[0]["routing"])
@@ -181,15 +179,16 @@ class PoolService(Service):
         else:
             super()._happen(kind, who, time)
 
-    def _ended(self, time: float) -> NDArray[np.bool_]:
+    def _ended(self, last: int, time: float) -> NDArray[np.bool_]:
+        first, last = self.low, min(last, self.n)
+        handed: Any = self.transfers.handed[first:last]
         rows: Any = self.state.requests
-        handed: Any = self.transfers.handed[self.low :]
-        prompts, rest = rows[self.low : self.n], rows[self.n + self.low : 2 * self.n]
+        prompts, rest = rows[first:last], rows[self.n + first : self.n + last]
         last = (handed["goes"] + handed["stays"]) > 0
         states = np.where(last, rest["state"], prompts["state"])
         finish = np.where(last, rest["finish"], prompts["finish"])
         comes = (prompts["state"] == REFUSED) & ~(prompts["arrival"] <= time)
-        ended: NDArray[np.bool_] = (np.isin(states, ENDED) & ~(finish > time) & ~comes) | (handed["lost"] > 0)
+        ended: NDArray[np.bool_] = (have_ended(states) & ~(finish > time) & ~comes) | (handed["lost"] > 0)
         return ended
 
     # Who is there.
@@ -207,8 +206,8 @@ class PoolService(Service):
         """Requests whose prompt is on one of these lanes, in the order in which they came."""
         handed: Any = self.transfers.handed
         rows: Any = self.state.requests[: self.n]
-        here = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0) & (handed["lost"] == 0)
-        ends = np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)
+        here = are_among(handed["prefill_lane"], lanes) & (handed["stays"] == 0) & (handed["lost"] == 0)
+        ends = have_ended(rows["state"]) & ~(rows["finish"] > time)
         held = rows["holds"] > 0 if self.rules.transfer != "none" else np.isnan(handed["prefill_end"])
         found = np.flatnonzero(here & np.where(handed["goes"] > 0, held, ~ends))
         return found[np.argsort(handed["came"][found], kind="stable")]
@@ -217,8 +216,8 @@ class PoolService(Service):
         """Requests that a decode replica with these lanes has."""
         handed: Any = self.transfers.handed
         rows: Any = self.state.requests[self.n : 2 * self.n]
-        here = np.isin(rows["lane"], lanes) & (handed["lost"] == 0) & (rows["state"] != AT_DOOR)
-        found = np.flatnonzero(here & ~(np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)))
+        here = are_among(rows["lane"], lanes) & (handed["lost"] == 0) & (rows["state"] != AT_DOOR)
+        found = np.flatnonzero(here & ~(have_ended(rows["state"]) & ~(rows["finish"] > time)))
         return found[np.argsort(handed["came_there"][found], kind="stable")]
 
     def _let_in(self, life: Life, time: float) -> None:
@@ -254,15 +253,18 @@ class PoolService(Service):
         lanes, handed = self._lanes(j), self.transfers.handed
         rows: Any = self.state.requests
         if self._side(j) == 1:
-            mine = np.isin(rows["lane"][self.n : 2 * self.n], lanes)
+            mine = are_among(rows["lane"][self.n : 2 * self.n], lanes)
             times = [rows["finish"][self.n : 2 * self.n][mine]]
         else:
-            mine = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0)
+            mine = are_among(handed["prefill_lane"], lanes) & (handed["stays"] == 0)
             goes = mine & (handed["goes"] > 0)
             times = [rows["finish"][: self.n][mine & ~goes], handed["freed"][goes], handed["prefill_end"][goes]]
             uncomputed = goes & (handed["lost"] > 0) & np.isnan(handed["prefill_end"])
             behind = rows[self.behind.first :]
-            times += [rows["finish"][self.n : 2 * self.n][uncomputed], behind["finish"][np.isin(behind["lane"], lanes)]]
+            times += [
+                rows["finish"][self.n : 2 * self.n][uncomputed],
+                behind["finish"][are_among(behind["lane"], lanes)],
+            ]
         since = max(self.roster.life_of(j).since, float(self.emptied[j]))
         return max(since, *(float(np.nanmax(one, initial=-inf)) for one in times))
 
@@ -280,9 +282,7 @@ class PoolService(Service):
             waits &= ~(gated & (handed["goes"][on % self.n] > 0) & np.isnan(handed["admitted"][on % self.n]))
         tokens = (rows["prompt"][on] + rows["generated"][on])[waits]
         used = sum(used_blocks(self.state, pool, int(i), time, limits.num_blocks) for i in lanes)
-        return Measured(
-            len(lanes), tuple(tokens.tolist()), used, limits.num_blocks, limits.block_size, limits.max_model_len
-        )
+        return Measured(len(lanes), tokens, used, limits.num_blocks, limits.block_size, limits.max_model_len)
 
     def _tokens_at_door(self, each: Crew) -> int:
         states: Any = self.state.requests["state"]
@@ -381,27 +381,27 @@ class PoolService(Service):
             heappush(self.events, (life.ready, READY, failure.replica))
         self._open()
         lost = len(self.lost)
-        for r in victims:
+        for r in victims.tolist():
             if self._side(j) == 0:
                 self._fail_prompt(r, time)
             else:
                 self._cut([r], time)
                 self._leave_behind(r, time)
                 self._carry_on(r, had.get(r), time)
-        self._send(self.lost[lost:], GONE, time)
+        self._send(np.array(self.lost[lost:], dtype=np.int64), GONE, time)
 
-    def _clear(self, j: int, time: float) -> list[int]:
+    def _clear(self, j: int, time: float) -> Integers:
         return self._clear_side(j, time)[0]
 
-    def _clear_side(self, j: int, time: float) -> tuple[list[int], dict[int, Received]]:
+    def _clear_side(self, j: int, time: float) -> tuple[Integers, dict[int, Received]]:
         """A replica that has computed nothing takes the place of one that is no more: (the requests that it had, in the
         order in which they came, what their clients have of those that decoded there)."""
         lanes, side, pool = self._lanes(j), self._side(j), int(self.pool_of[j])
         stages = self.fleet.policies[pool].pipeline_parallel_size
-        victims = (self._prompts_on if side == 0 else self._decodes_on)(lanes, time).tolist()
+        victims = (self._prompts_on if side == 0 else self._decodes_on)(lanes, time)
         tail, had = self._tail(j, stages), {}
         if side == 1 and self.fleet.on_failure == "migrate":
-            had = self._received_there(victims, tail, pool, time)
+            had = self._received_there(victims.tolist(), tail, pool, time)
         self._empty(j, tail, time)
         forget_replica(self.passing.sides[side]["routing"], self.indices[side], j - self.first[side])
         if side == 0:
@@ -473,12 +473,12 @@ class PoolService(Service):
         if self.fleet.on_failure == "lost":
             handed["lost"][r] = 1
             for row in (r, self.n + r):
-                drop_stalls(self.state, [row], time)
+                drop_stalls(self.state, np.array([row]), time)
                 if rows["first_token"][row] > time:
                     rows["first_token"][row] = nan
             self.lost.append(r)
             return
-        self.retried[r] = self.retried.get(r, 0) + 1
+        self.again["retries"][r] += 1
         had = Received(0, nan)
         if self.fleet.on_failure == "migrate":
             had = tokens_of(handed, r, self.rules.first_token, there)
@@ -505,10 +505,10 @@ class PoolService(Service):
         if grown:
             self._lengthen(r, grown)
         arrival = float(rows["arrival"][r])
-        rows[both] = self.blank.requests[both]
+        whole(rows)[both] = whole(self.blank.requests)[both]
         self.blank.forget(self.state, both)
-        drop_stalls(self.state, both.tolist(), -inf)
-        handed[r] = self.unhanded[r]
+        drop_stalls(self.state, both, -inf)
+        whole(handed)[r] = whole(self.unhanded)[r]
         rows["arrival"][r], rows["state"][r] = arrival, AGAIN
         if grown:
             self.blank.comes_again(self.state, both[:1])
@@ -563,12 +563,10 @@ class PoolService(Service):
         table["finish"][record.lost], table["state"][record.lost] = nan, QUEUED
         lanes = numbers_of(self.fleet.num_lanes, self.passing.pools)
         stalls = whole_record(record, self.kept, self.demand.output_tokens, lanes)
-        lost = set(self.lost)
-        retries = sum(count for r, count in self.retried.items() if r not in lost)
-        lives = self.roster.account(retries, sorted(lost), self.resent)
+        lives = self._account()
         if (self.numbers != np.arange(len(self.numbers))).any():
             lives = as_asked(lives, self.numbers, self.passing.pools)
-        rows = record.rows[record.rows["replica"] != NONE]
+        rows = record.rows.take(np.flatnonzero(record.rows["replica"] != NONE))
         return replace(record, rows=rows, stalls=stalls, kv_bytes=sizes, lives=lives)
 
     def _last_event(self) -> float:
