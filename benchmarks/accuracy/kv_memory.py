@@ -1,7 +1,8 @@
 """KV cache tokens that logs print, against those computed: ``python -m benchmarks.accuracy.kv_memory POINTS``.
 
 A point is a line of JSON: what a server's log says of its settings and its memory (../shared/truth/kv/README.md).
-Points whose flags name what is not simulated, or whose settings are not known, are left out.
+Points whose flags name what is not simulated, or whose settings are not known, are left out. Whether a server starts is
+asked of all whose log says its settings.
 """
 
 import json
@@ -19,6 +20,8 @@ from windtunnel.model import load_model
 
 CLEAN = {"kv from GiB"}
 """Flags that a compared point may have."""
+REFUSED = "refused"
+"""Flag of a server that did not start for want of memory."""
 BY_FLASHINFER = "dennislee22/"
 """Logs of vLLM's image that say "Using FlashInfer for top-p & top-k sampling"."""
 SHARES = ("gpu_memory_utilization", "mem_fraction_static")
@@ -77,8 +80,33 @@ def error(point: dict[str, Any]) -> float:
     return float(kv_blocks(pool_of(point)).num_tokens / point["kv_tokens"] - 1.0)
 
 
+def starts(point: dict[str, Any]) -> bool | None:
+    """Whether its memory is computed to do; None for a model, device or setting that is not known."""
+    if not (point["compare"] and point["wt_model"] and point["device"] and point["version"]):
+        return None
+    try:
+        pool = pool_of(point)
+    except InputError:
+        return None
+    try:
+        kv_blocks(pool)
+    except InputError:
+        return False
+    return True
+
+
+def verdicts(points: list[dict[str, Any]]) -> dict[bool, list[bool]]:
+    """Whether a server started → whether it is computed to, of each that can be asked."""
+    found: dict[bool, list[bool]] = {True: [], False: []}
+    for point in points:
+        computed = starts(point)
+        if computed is not None:
+            found[REFUSED not in point["flags"]].append(computed)
+    return found
+
+
 def main() -> None:
-    """Print every compared point, and by engine the errors."""
+    """Print every compared point, by engine the errors, and how often a server is falsely said to start or not."""
     points = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     found: dict[str, list[float]] = {}
     for number, point in enumerate(points):
@@ -99,6 +127,11 @@ def main() -> None:
             f"{engine}: {len(size)} points, mean absolute {mean(size):.1%}, median {median(size):.1%}, "
             f"largest {size[-1]:.1%}, {within:.0%} within 8 %"
         )
+    told = verdicts(points)
+    started, stopped = told[True], told[False]
+    print(
+        f"false refusals: {started.count(False)} of {len(started)}; false fits: {stopped.count(True)} of {len(stopped)}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from core.schedulers.sglang_cases import SglangCase, small_case
 from windtunnel.core import engine
 from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Record
-from windtunnel.core.rebuild import COLUMNS, step_ends, step_ends_of_rows, unfold
+from windtunnel.core.rebuild import COLUMNS, step_ends, step_ends_of_rows, tables_of, unfold
 from windtunnel.deployment import Handover, Link
 from windtunnel.policy import Limits
 
@@ -26,7 +26,8 @@ BLOCKS, BLOCK = 400, 4
 def block_seconds(found: Handed, fleet: Any, replica: int) -> float:
     """Blocks times seconds of a replica that its log has, in steps of prompts and between them."""
     rows = found.rows[found.rows["replica"] == replica]
-    row, start, end = step_ends(rows, fleet.times[replica : replica + 1], np.zeros(9, np.int64), np.ones(9, np.int64))
+    tables = tables_of(fleet.times[replica : replica + 1])
+    row, start, end = step_ends(rows, tables, np.zeros(9, np.int64), np.ones(9, np.int64))
     held = rows["transfer"][(rows["steps"] == 0) & (rows["transfer"] > 0)].sum() * BLOCKS
     return float((rows["used_blocks"][row] * (end - start)).sum() + held)
 

@@ -63,7 +63,8 @@ def iteration_times(
     start, duration = np.empty(total), np.empty(total)
     piped = any(isinstance(table, StageTimes) for table in times)
     busy = np.empty(total) if piped else duration
-    _fill(rows, gains, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
+    out = row, decodes, start, duration, busy, np.empty(0)
+    _fill(rows, gains, tables_of(times), pool_of_replica, lockstep_lanes, out)
     discarded = rows["discarded"]
     if discarded.any():
         decodes -= discarded[row]
@@ -77,19 +78,49 @@ def durations(
     rows = rows_of(log)
     nothing, filled = np.empty(0), np.empty(int(rows["steps"].sum()))
     unwanted = np.empty(0, dtype=np.int32)
-    _fill(rows, gains, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
+    out = unwanted, unwanted, nothing, filled, nothing, nothing
+    _fill(rows, gains, tables_of(times), pool_of_replica, lockstep_lanes, out)
     return filled
 
 
+class Tables(NamedTuple):
+    """The batch times of some pools, packed for compiled code."""
+
+    stages: NDArray[Any]
+    """POOL records of all stages, with their tables in ``floats`` and ``integers``."""
+    floats: Floats
+    integers: Integers
+    sends: Floats
+    """Seconds between stages, by tokens."""
+    asks: Integers
+    """Of each stage the address of the user's function that says when it has done a step; 0: none."""
+    of_pool: Integers
+    """[4, pools] its stages, the first of them, its first send, the sends of a stage."""
+
+
+def tables_of(times: tuple[Times, ...]) -> Tables:
+    """The tables of pools."""
+    counts = np.array([len(_stages(table)) for table in times])
+    shapes = np.array([table.sends.shape if isinstance(table, StageTimes) else (0, 0) for table in times])
+    sizes = shapes.prod(axis=1)
+    sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
+    return Tables(
+        *flatten(tuple(stage for table in times for stage in _stages(table))),
+        np.concatenate([*sends, np.zeros(1)]),
+        np.array([own_end(table) for table in times for _ in _stages(table)], dtype=np.int64),
+        np.stack([counts, np.cumsum(counts) - counts, np.cumsum(sizes) - sizes, shapes[:, 1]]),
+    )
+
+
 def step_ends(
-    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log, tables: Tables, pool_of_replica: Integers, lockstep_lanes: Integers
 ) -> tuple[NDArray[np.int32], Floats, Floats]:
     """(Row, start, end) of every single step."""
     rows = rows_of(log)
     total = int(rows["steps"].sum())
     row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     start, duration, busy, end = (np.empty(total) for _ in range(4))
-    _fill(rows, NO_GAINS, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
+    _fill(rows, NO_GAINS, tables, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
     return row, start, end
 
 
@@ -218,22 +249,17 @@ def _walk(
 def _fill(
     rows: NDArray[Any],
     gains: Gains,
-    times: tuple[Times, ...],
+    tables: Tables,
     pool_of_replica: Integers,
     lockstep_lanes: Integers,
     out: tuple[NDArray[Any], ...],
 ) -> None:
     """Write row, decodes, start, duration, busy and end of each step into the arrays that have room for them."""
-    stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
-    sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
-    layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, rows["replica"], rows["lane"])
+    layout, clocks = _layout(tables.of_pool, pool_of_replica, lockstep_lanes, rows["replica"], rows["lane"])
     ranks, chunks = int(lockstep_lanes.max(initial=1)), _sizes(rows, lockstep_lanes)[2]
     rebuild(
-        attributes(stages),
-        floats,
-        integers,
-        np.concatenate([*sends, np.zeros(1)]),
-        np.array([own_end(table) for table in times for _ in _stages(table)], dtype=np.int64),
+        attributes(tables.stages),
+        *tables[1:5],
         attributes(rows),
         gains,
         layout,
@@ -249,14 +275,10 @@ def _stages(table: Times) -> tuple[Any, ...]:
 
 
 def _layout(
-    times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers, replica: Integers, lane: Integers
+    of_pool: Integers, pool_of_replica: Integers, lockstep_lanes: Integers, replica: Integers, lane: Integers
 ) -> tuple[Integers, int]:
-    """(For each replica: its stages, the first of them, its first send, the sends of a stage, its first clock, lanes
-    that step together; how many clocks there are)."""
-    stages = np.array([len(_stages(table)) for table in times])
-    sends = np.array([table.sends.shape if isinstance(table, StageTimes) else (0, 0) for table in times])
-    sizes = sends.prod(axis=1)
-    of_pool = np.stack([stages, np.cumsum(stages) - stages, np.cumsum(sizes) - sizes, sends[:, 1]])
+    """(For each replica: what ``of_pool`` has, its first clock, lanes that step together; how many clocks)."""
+    stages = of_pool[0]
     lanes = np.zeros(len(pool_of_replica), dtype=np.int64)
     np.maximum.at(lanes, replica, lane + 1)
     clocks = -(-lanes // stages[pool_of_replica]) * stages[pool_of_replica]

@@ -156,7 +156,7 @@ def check(
             decoding = [(slot, j) for slot, j in client.slot_of.items() if client.times[j]]
             if decoding and rng.random() < leave:
                 slot, _ = decoding[int(rng.integers(len(decoding)))]
-                if client.live.state.requests[slot]["preemptions"] == 0 and slot not in client.live.retried:
+                if client.live.state.requests[slot]["preemptions"] == client.live.again["retries"][slot] == 0:
                     client.live.end_early(slot)
         client.read(max(time, client.live.now))
         arrived.append((i, client.send(i, time)))

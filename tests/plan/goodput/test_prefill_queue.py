@@ -16,11 +16,20 @@ from windtunnel.plan.goodput.classes import no_better
 from windtunnel.plan.goodput.closed import SAME
 from windtunnel.plan.goodput.objective import NO_MINIMUM
 from windtunnel.plan.goodput.pool_jobs import prefill_alone
-from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, least_seconds
+from windtunnel.plan.goodput.prefill_queue import (
+    SMALL,
+    computed,
+    dealt,
+    kept_in_turn,
+    lately,
+    least_attention,
+    least_seconds,
+)
 from windtunnel.plan.trial import tables_for
 from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time
 
 LIMIT = 0.06
+FIFTY = np.array([50.0])
 PLAIN = scale_time(chat(300), 1 / 90)
 SHARED = scale_time(prefix_repetition(Gamma(1.0), LENGTHS, 300, prefix_tokens=400), 1 / 90)
 LIMITS: dict[str, Any] = {
@@ -31,8 +40,8 @@ LIMITS: dict[str, Any] = {
 }
 
 
-def space(engine: str) -> PoolSpace:
-    side = small_space(device=("h100",), tensor_parallel_size=(1,), engine=(engine,), **LIMITS)
+def space(engine: str, **more: Any) -> PoolSpace:
+    side = small_space(device=("h100",), tensor_parallel_size=(1,), engine=(engine,), **LIMITS | more)
     return PoolSpace(side, side, handover=find_handover(usual_handover(engine.partition("-")[0])))
 
 
@@ -43,10 +52,11 @@ def test_no_prefill_side_has_more_in_time(engine: str, workload: Workload) -> No
     (prefills, _), (decodes, _) = (whole.side(role, with_price=False) for role in ("prefill", "decode"))
     closes = 0
     for first in (1, 2, 3):
-        work, runs = computed(workload, first), []
+        dealt_out, runs = dealt(workload, first), []
         for _, pool in prefills:
             deployment = whole.deployment(pool, decodes[0][1], (first, 1))
             times, alone = tables_for(asked, deployment)[0].times, prefill_alone(asked, deployment)
+            work = computed(workload, dealt_out, pool)
             most = kept_in_turn(deployment, workload, work, times, LIMIT)
             assert alone.tokens <= most * (1 + 1e-9)
             closes += most < 0.95 * workload.output_tokens.sum() / workload.duration
@@ -60,12 +70,30 @@ def test_no_prefill_side_has_more_in_time(engine: str, workload: Workload) -> No
     assert closes
 
 
+@pytest.mark.parametrize("engine", ["vllm-0.22", "sglang-0.5"])
+def test_no_prompt_finds_more_in_a_small_cache(engine: str) -> None:
+    """60 beginnings, and room for some 40 prompts."""
+    workload = scale_time(prefix_repetition(Gamma(1.0), LENGTHS, 400, num_prefixes=60, prefix_tokens=400), 1 / 60)
+    whole = space(engine, num_gpu_blocks_override=(1100,))
+    asked = question(workload, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
+    (prefills, _), (decodes, _) = (whole.side(role, with_price=False) for role in ("prefill", "decode"))
+    for first in (1, 2):
+        mine = dealt(workload, first)
+        anything = computed(workload, mine)
+        for _, pool in prefills:
+            alone = prefill_alone(asked, whole.deployment(pool, decodes[0][1], (first, 1)))
+            work = computed(workload, mine, pool)
+            assert lately(pool, workload) and (work >= anything).all()
+            assert (alone.requests.cached_tokens <= workload.prompt_tokens - work + 1).all()
+            assert (workload.prompt_tokens - work).sum() < 0.8 * (workload.prompt_tokens - anything).sum()
+
+
 def test_by_hand() -> None:
     """1 ms a token: prompts of 50, 30 and 10 tokens at 0, 10 and 85 ms end at 50, 80 and 95 ms: 50, 70 and 10 later.
     Half of the second's is the first's: it ends at 65 ms, 55 after it came."""
     times = linear(0.0, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
     assert isinstance(times, BatchTimes)
-    assert least_seconds(times, np.array([50.0]), 8) == pytest.approx(0.05)
+    assert least_seconds(times, FIFTY, FIFTY, 8) == pytest.approx(0.05)
     ones = np.ones(3, dtype=np.int64)
     load = Workload.from_columns(
         arrival=np.array([0.0, 0.01, 0.085]), prompt_tokens=np.array([50, 30, 10]), output_tokens=2 * ones
@@ -73,18 +101,39 @@ def test_by_hand() -> None:
     whole = space("vllm-0.22")
     prefill, decode = (whole.side(role, with_price=False)[0][0][1] for role in ("prefill", "decode"))
     alone = whole.deployment(prefill, decode, (1, 1))
-    work = computed(load, 1)
+    work = computed(load, dealt(load, 1))
     assert work.tolist() == [50, 30, 10]
     assert kept_in_turn(alone, load, work, times, 0.06) * load.duration == pytest.approx(4)
     half = replace(load, begins=(np.array([-1, 0, -1]), np.array([0, 15, 0])))
-    assert computed(half, 1).tolist() == [50, 15, 10]
-    assert computed(half, 2).tolist() == [50, 30, 10]
-    assert kept_in_turn(alone, half, computed(half, 1), times, 0.06) * load.duration == pytest.approx(6)
+    assert computed(half, dealt(half, 1)).tolist() == [50, 15, 10]
+    assert computed(half, dealt(half, 2)).tolist() == [50, 30, 10]
+    assert kept_in_turn(alone, half, computed(half, dealt(half, 1)), times, 0.06) * load.duration == pytest.approx(6)
+
+
+def test_attention_lies_under_all_chunks() -> None:
+    """However the last tokens of a prompt are cut, if no more than the first and the last part are small."""
+    whole = space("vllm-0.22")
+    prefill, decode = (whole.side(role, with_price=False)[0][-1][1] for role in ("prefill", "decode"))
+    times = tables_for(question(PLAIN, goodput=("ttft:60",)), whole.deployment(prefill, decode, (1, 1)))[0].times
+    assert isinstance(times, BatchTimes)
+    draw, closest = np.random.default_rng(3), np.inf
+    for _ in range(300):
+        size, part = int(draw.integers(2, 1900)), int(draw.integers(SMALL, 256))
+        begin = int(draw.integers(size))
+        least = float(least_attention(times, np.array([size - begin], float), np.array([size], float))[0])
+        taken, at = 0.0, begin
+        while at < size:
+            chunk = min(int(draw.integers(1, part + 1)) if at == begin else part, size - at)
+            taken += times.prefill(chunk, at)
+            at += chunk
+        assert least <= taken * (1 + 1e-9)
+        closest = min(closest, taken / least if least > 0 else np.inf)
+    assert closest < 2
 
 
 def test_few_prompts_share_the_fixed_time_of_a_step() -> None:
     """10 ms a step and 1 ms a token: 50 of the 64 tokens of a step take 50/64 of its 74 ms, and one prompt 60 ms."""
     times = linear(0.01, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
     assert isinstance(times, BatchTimes)
-    assert least_seconds(times, np.array([50.0]), 8) == pytest.approx(0.074 * 50 / 64)
-    assert least_seconds(times, np.array([50.0]), 1) == pytest.approx(0.060)
+    assert least_seconds(times, FIFTY, FIFTY, 8) == pytest.approx(0.074 * 50 / 64)
+    assert least_seconds(times, FIFTY, FIFTY, 1) == pytest.approx(0.060)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.core.dispatch import kinds_of, several
 from windtunnel.core.engine import Fleet, Integers
 from windtunnel.core.fleet.tail import Tail
-from windtunnel.core.records import AT_DOOR, GONE, IGNORED, NONE, REFUSED, ROUTED_AHEAD, STALLS, State
+from windtunnel.core.records import AT_DOOR, GONE, IGNORED, NONE, REFUSED, ROUTED_AHEAD, STALLS, State, whole
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.dataclass import dataclass
 
@@ -26,7 +26,7 @@ class Blank:
     """Lanes and requests as they are before anything has happened."""
 
     def __init__(self, state: State, fleet: Fleet) -> None:
-        self.lanes, self.requests = state.lanes.copy(), state.requests.copy()
+        self.lanes, self.requests = state.lanes.copy(), whole(state.requests).copy().view(state.requests.dtype)
         self.seats = state.seats.copy()
         self.index = None if state.routing is None else state.routing.lanes.copy()
         """Of what the router knows of the replicas' prefixes."""
@@ -68,7 +68,7 @@ class Blank:
         """Requests of a pool have computed nothing; what their clients and the log know of them stays."""
         rows: Any = state.requests
         known = {name: rows[name][requests] for name in ("arrival", "scheduled", "preemptions", "cached_tokens")}
-        rows[requests] = self.requests[requests]
+        whole(rows)[requests] = whole(self.requests)[requests]
         for name, values in known.items():
             rows[name][requests] = values
         module, alone = self.own_of(state, pool)
@@ -76,12 +76,25 @@ class Blank:
             module.forget(alone, requests)
 
 
-def present(state: State, lanes: NDArray[np.int64], time: float, first: int, last: int) -> list[int]:
+def are_among(lane: Any, lanes: Integers) -> NDArray[np.bool_]:
+    """Which of these are lanes of a replica, whose ``lanes`` follow each other."""
+    found: NDArray[np.bool_] = (lane >= lanes[0]) & (lane <= lanes[-1])
+    return found
+
+
+def have_ended(states: Any) -> NDArray[np.bool_]:
+    """Which of these states of requests are the last ones."""
+    found: NDArray[np.bool_] = (states == GONE) | (states == REFUSED) | (states == IGNORED)
+    return found
+
+
+def present(state: State, lanes: Integers, time: float, first: int, last: int) -> Integers:
     """The requests from ``first`` to before ``last`` that are in these lanes at ``time``."""
     rows: Any = state.requests[first:last]
-    there = np.isin(rows["lane"], lanes) & ((rows["state"] != GONE) | (rows["finish"] > time))
-    there &= ~np.isin(rows["state"], (REFUSED, IGNORED, ROUTED_AHEAD, AT_DOOR))
-    return list((first + np.flatnonzero(there)).tolist())
+    mine = np.flatnonzero(are_among(rows["lane"], lanes))
+    states = rows["state"][mine]
+    there = ~have_ended(states) | ((states == GONE) & (rows["finish"][mine] > time))
+    return first + mine[there & (states != ROUTED_AHEAD) & (states != AT_DOOR)]
 
 
 def received(state: State, r: int, tail: Tail, turns: int, lands: bool, time: float) -> Received:
@@ -125,8 +138,9 @@ def _before(state: State, r: int, generated: int, last_token: float, time: float
     return Received(generated - 1, float(stalls["last_token"][k[-1]]) if len(k) else np.nan)
 
 
-def drop_stalls(state: State, requests: list[int], after: float) -> None:
+def drop_stalls(state: State, requests: Integers, after: float) -> None:
     """Pauses of these requests that end after that time did not."""
     stalls: Any = state.stalls[: state.counters[STALLS]]
-    gone = np.isin(stalls["request"], requests) & (stalls["resumed_token"] > after)
-    stalls["request"][gone] = NONE
+    if len(stalls) and len(requests):
+        gone = np.isin(stalls["request"], requests) & (stalls["resumed_token"] > after)
+        stalls["request"][gone] = NONE

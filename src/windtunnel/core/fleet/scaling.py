@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.engine import Fleet, Floats, Integers
+from windtunnel.core.fleet.remains import are_among
 from windtunnel.core.fleet.roster import STARTING, UP, Crew
 from windtunnel.core.records import AGAIN, AT_DOOR, NONE, QUEUED, ROUTED_AHEAD, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
@@ -19,7 +20,7 @@ class Measured:
     """A replica at a time that the loop has just reached."""
 
     ranks: int
-    waiting: tuple[int, ...]
+    waiting: Integers
     """Prompt tokens of each request that waits for memory, or to be computed."""
     used_blocks: int
     """Blocks that requests hold."""
@@ -29,23 +30,30 @@ class Measured:
     max_model_len: int
 
     @classmethod
-    def of(cls, state: State, fleet: Fleet, pool: int, lanes: Integers, time: float, first: int) -> "Measured":
-        """Of a replica; requests before ``first`` have ended."""
-        limits = fleet.limits[pool]
-        rows: Any = state.requests[first:]
-        mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
+    def of(
+        cls, state: State, fleet: Fleet, pool: int, lanes: Integers, time: float, some: tuple[int, int]
+    ) -> "Measured":
+        """Of a replica; ``some``: requests before the first of these have ended, others from the second on not come."""
+        limits, (first, last) = fleet.limits[pool], some
+        rows: Any = state.requests[first:last]
+        mine = are_among(rows["lane"], lanes) & (rows["state"] == QUEUED)
         waiting = first + np.flatnonzero(mine)
         waiting = waiting[waiting_rows(state, lanes, waiting)]
         used = sum(used_blocks(state, pool, int(i), time, limits.num_blocks) for i in lanes)
-        prompts = tuple(state.requests["prompt"][waiting].tolist())
+        prompts: Integers = state.requests["prompt"][waiting]
         return cls(len(lanes), prompts, used, limits.num_blocks, limits.block_size, limits.max_model_len)
 
     @property
     def load(self) -> tuple[float, float]:
         """(Prompt tokens that wait for a rank, by max_model_len; the share of its blocks that requests hold or wait
         for.)"""
-        blocks = sum(-(-tokens // self.block_size) for tokens in self.waiting) + self.used_blocks
-        return sum(self.waiting) / (self.max_model_len * self.ranks), blocks / (self.num_blocks * self.ranks)
+        blocks = int((-(-self.waiting // self.block_size)).sum()) + self.used_blocks
+        return self.tokens / (self.max_model_len * self.ranks), blocks / (self.num_blocks * self.ranks)
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts that wait."""
+        return int(self.waiting.sum())
 
 
 def waiting_rows(state: State, lanes: Integers, rows: Integers) -> NDArray[np.bool_]:
@@ -73,7 +81,7 @@ def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -
 def look(each: Crew, measured: Sequence[Measured], at_door: int, arrived: float, coming: float) -> Look:
     """What the autoscaler of a pool sees; requests/s ``arrived`` and ``coming``: see Look."""
     up = [one for one, life in zip(measured, each.lives, strict=True) if life.state == UP]
-    waiting = sum(sum(one.waiting) for one in measured) + at_door
+    waiting = sum(one.tokens for one in measured) + at_door
     used, ranks = sum(one.used_blocks for one in up), sum(one.ranks for one in up)
     return Look(
         replicas=sum(life.state in (STARTING, UP) for life in each.lives),

@@ -5,6 +5,7 @@ Python on the records. At equal times a replica is back before another one fails
 the loop does at that time comes before.
 """
 
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf, isfinite
 from typing import Any
@@ -16,22 +17,21 @@ from windtunnel.core.clients import Window
 from windtunnel.core.disaggregation.order import reorder
 from windtunnel.core.dispatch import check, show
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
-from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, present, received
+from windtunnel.core.fleet.remains import Blank, Received, are_among, drop_stalls, have_ended, present, received
 from windtunnel.core.fleet.roster import DOWN, DRAINING, OFF, STARTING, UP, Crew, Life, Roster
 from windtunnel.core.fleet.scaling import Measured, look, rate_between, times_of_arrival
 from windtunnel.core.fleet.tail import Tail, cut, tail_of
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import FULL, loop
+from windtunnel.core.rebuild import Tables, tables_of
 from windtunnel.core.records import (
     AGAIN,
     AT_DOOR,
     CAME,
     GONE,
-    IGNORED,
     JUMPS,
     NONE,
     QUEUED,
-    REFUSED,
     RELEASES,
     ROWS,
     SENT,
@@ -41,9 +41,14 @@ from windtunnel.core.routing import forget_replica, sees_there, sends_kv
 from windtunnel.core.stores.chunks import are_shared, use_of
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Conductor
+from windtunnel.policy.scaling import Lives
 
 READY, FAIL, TICK = range(3)
 """Kinds of events, in the order in which they happen at equal times."""
+SENT_AGAIN = np.dtype([("time", np.float64), ("turn", np.int64), ("retries", np.int64)])
+"""Of a request: when it was last sent again, as which of all that were (0: never), and how often its replica failed."""
+LOOKED_AT_ONCE = 256
+"""Requests."""
 
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
@@ -73,8 +78,8 @@ class Service:
         self.state.counters[JUMPS] = jumps
         self.closed = demand.closed or sends_kv(fleet, demand)
         told = self.closed or are_shared(self.state.stores, self.state.lanes)
-        self.order, self.course = turns_of(self.state, (router,), self.closed, told)
         self.arrivals = arrivals_of(demand)
+        self.order, self.course = turns_of(self.state, (router,), self.closed, told)
         self.blank = Blank(self.state, fleet)
         self._appoint(fleet, demand)
         self._open()
@@ -90,15 +95,13 @@ class Service:
         """Of the replicas, in the fleet that was asked for."""
         self.since = [0] * len(self.pool_of)
         """The first row of the log that can be of each replica as it is now."""
-        self.place: dict[int, tuple[float, int, int]] = {}
-        """When a request was last sent again, and as which one then."""
-        self.sends = 0
-        self.retried: dict[int, int] = {}
-        """How often the replica of a request has failed."""
+        self.again, self.turns = np.zeros(len(demand.arrival), dtype=SENT_AGAIN), 0
         self.lost: list[int] = []
         self.low = 0
         """Requests before this one have ended."""
         self.window = Window(demand, self.course)
+        self.latest = np.maximum.accumulate(self.arrivals) if len(self.arrivals) == len(demand.arrival) else None
+        """Of the requests that have come by themselves the last one, where all do."""
         self.came = np.sort(demand.arrival[np.isfinite(demand.arrival)])
         """When requests come that no others release, in order."""
         self.events: list[tuple[float, int, int]] = [
@@ -171,12 +174,24 @@ class Service:
         return self.low < len(self.window.never)
 
     def _forget_ended(self, time: float) -> None:
-        ended = self._ended(time) | self.window.never[self.low :]
-        self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
+        ended = np.ones(1, dtype=np.bool_)
+        while len(ended) and ended.all():
+            last = self.low + LOOKED_AT_ONCE
+            ended = self._ended(last, time) | self.window.never[self.low : last]
+            self.low += len(ended) if ended.all() else int(np.argmin(ended))
 
-    def _ended(self, time: float) -> NDArray[np.bool_]:
-        rows: Any = self.state.requests[self.low :]
-        return np.isin(rows["state"], (GONE, REFUSED, IGNORED)) & ~(rows["finish"] > time)
+    def _ended(self, last: int, time: float) -> NDArray[np.bool_]:
+        """Which requests have ended, from ``low`` on to before ``last``, if there are so many."""
+        rows: Any = self.state.requests[self.low : last]
+        return have_ended(rows["state"]) & ~(rows["finish"] > time)
+
+    @property
+    def high(self) -> int:
+        """Requests from this one on have not come."""
+        if self.latest is None:
+            return len(self.again)
+        came = int(self.course[CAME])
+        return int(self.latest[came - 1]) + 1 if came else 0
 
     # Who is there.
 
@@ -206,7 +221,7 @@ class Service:
 
     def _left_at(self, j: int) -> float:
         rows: Any = self.state.requests
-        mine = np.isin(rows["lane"], self._lanes(j)) & (rows["state"] == GONE)
+        mine = are_among(rows["lane"], self._lanes(j)) & (rows["state"] == GONE)
         return float(np.nanmax(rows["finish"][mine]))
 
     def _ready(self, life: Life, time: float) -> None:
@@ -221,25 +236,30 @@ class Service:
 
     def _open_door(self, time: float) -> None:
         """There is a replica again for those that wait for one."""
-        states: Any = self.state.requests["state"]
-        waiting = np.flatnonzero(states == AT_DOOR).tolist()
-        self._send(sorted(waiting, key=self._order_of), AGAIN, time)
+        states: Any = self.state.requests["state"][self.low : self.high]
+        self._send(self._in_order(self.low + np.flatnonzero(states == AT_DOOR)), AGAIN, time)
 
-    def _order_of(self, r: int) -> tuple[float, int, int]:
-        """Requests in the order in which they came to where they are."""
-        return self.place.get(r, (float(self.state.requests["arrival"][r]), 0, r))
+    def _in_order(self, requests: Integers) -> Integers:
+        """Requests as they came to where they are."""
+        turns = self.again["turn"][requests]
+        times = np.where(turns > 0, self.again["time"][requests], self.state.requests["arrival"][requests])
+        return requests[np.lexsort((requests, turns, times))]
 
-    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+    def _take_turns(self, requests: Integers, time: float) -> None:
+        """Requests come to where they are at ``time``, in this order."""
+        self.again["time"][requests] = time
+        self.again["turn"][requests] = self.turns + np.arange(1, len(requests) + 1)
+        self.turns += len(requests)
+
+    def _send(self, requests: Integers, as_state: int, time: float) -> None:
         """Requests come to lanes again (AGAIN), or their clients learn that they have ended (GONE)."""
-        if not requests:
+        if len(requests) == 0:
             return
-        self.sends += 1
-        for k, r in enumerate(requests):
-            self.place[r] = time, self.sends, k
+        self._take_turns(requests, time)
         states: Any = self.state.requests["state"]
         states[requests] = as_state
         self.state.clocks[SENT] = time
-        self._go(np.nextafter(time, inf), np.array(requests, dtype=np.int64))
+        self._go(np.nextafter(time, inf), requests)
 
     # Faults.
 
@@ -253,35 +273,33 @@ class Service:
             heappush(self.events, (life.ready, READY, j))
         self._open()
         if self.fleet.on_failure == "lost":
-            self.lost += victims
+            self.lost += victims.tolist()
             self._send(victims, GONE, time)
             return
-        for r in victims:
-            self.retried[r] = self.retried.get(r, 0) + 1
+        self.again["retries"][victims] += 1
         if len(self.state.there):
             self._send(victims, AGAIN, time)
         else:
             self._wait_at_door(victims, time)
 
-    def _wait_at_door(self, requests: list[int], time: float) -> None:
+    def _wait_at_door(self, requests: Integers, time: float) -> None:
         """No replica is there for these requests."""
-        self.sends += 1
-        for k, r in enumerate(requests):
-            self.place[r], self.state.requests["state"][r] = (time, self.sends, k), AT_DOOR
+        self._take_turns(requests, time)
+        self.state.requests["state"][requests] = AT_DOOR
 
-    def _clear(self, j: int, time: float) -> list[int]:
+    def _clear(self, j: int, time: float) -> Integers:
         """A replica that has computed nothing takes the place of one that is no more: the requests that it had, in the
         order in which they came."""
         state, lanes, pool = self.state, self._lanes(j), int(self.pool_of[j])
         policy = self.fleet.policies[pool]
         stages = policy.pipeline_parallel_size
         self._forget_ended(time)
-        victims = sorted(present(state, lanes, time, self.low, len(state.requests)), key=self._order_of)
+        victims = self._in_order(present(state, lanes, time, self.low, self.high))
         tail = self._tail(j, stages)
         keeps = self.fleet.on_failure == "migrate" and not policy.answers_whole
         had = self._received(victims, tail, pool, time) if keeps else {}
         self._empty(j, tail, time)
-        self._begin_again(np.array(victims, dtype=np.int64), pool, had, time)
+        self._begin_again(victims, pool, had, time)
         drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
         forget_replica(state.routing, self.blank.index, j)
         return victims
@@ -303,7 +321,12 @@ class Service:
 
     def _tail(self, j: int, stages: int) -> Tail:
         """The latest steps of a replica."""
-        return tail_of(self.state, self.fleet, j, self.since[j], stages)
+        return tail_of(self.state, self.fleet, self._tables, j, self.since[j], stages)
+
+    @cached_property
+    def _tables(self) -> Tables:
+        """Of the fleet's pools."""
+        return tables_of(self.fleet.times)
 
     last_lost = 0.0
     """When the last of the steps that were lost would have ended, or KV have come."""
@@ -313,9 +336,9 @@ class Service:
         ends = [tail.end[(tail.lane // stages == rank) & (tail.end > time)] for rank in np.unique(tail.lane // stages)]
         return max((float(each.min()) for each in ends if len(each)), default=0.0)
 
-    def _received(self, victims: list[int], tail: Tail, pool: int, time: float) -> dict[int, Received]:
+    def _received(self, requests: Integers, tail: Tail, pool: int, time: float) -> dict[int, Received]:
         """What the clients of these requests have."""
-        policy, rows = self.fleet.policies[pool], self.state.requests
+        policy, rows, victims = self.fleet.policies[pool], self.state.requests, requests.tolist()
         turns, lanes = policy.turns, rows["lane"][victims].tolist()
         of_lane = {i: tail.of_lane(self.state, i, policy) for i in set(lanes)}
         lands = policy.counts_tokens_late
@@ -332,8 +355,8 @@ class Service:
         if self.fleet.on_failure == "lost":
             rows["lane"][victims], rows["first_token"][victims] = lane, np.where(first <= time, first, np.nan)
             return
-        for r, before in zip(victims.tolist(), first.tolist(), strict=True):
-            if r in had and had[r].tokens:
+        for r, before in zip(victims.tolist(), first.tolist(), strict=True) if had else ():
+            if had[r].tokens:
                 rows["generated"][r], rows["first_token"][r], rows["last_token"][r] = had[r].tokens, before, had[r].last
                 rows["preemptions"][r] += 1
 
@@ -342,6 +365,7 @@ class Service:
     def _tick(self, which: int, time: float) -> None:
         each = self.roster.crews[which]
         assert each.scaling is not None
+        self._forget_ended(time)
         measured = [self._measured(life, time) for life in each.lives]
         interval, then = each.scaling.interval, time + each.scaling.startup
         came = self.came
@@ -370,10 +394,11 @@ class Service:
     def _measured(self, life: Life, time: float) -> Measured:
         """What a replica's autoscaler sees of it."""
         pool = int(self.pool_of[life.number])
-        return Measured.of(self.state, self.fleet, pool, self._lanes(life.number), time, self.low)
+        lanes, some = self._lanes(life.number), (self.low, self.high)
+        return Measured.of(self.state, self.fleet, pool, lanes, time, some)
 
     def _tokens_at_door(self, each: Crew) -> int:  # noqa: ARG002 - there is one door, and others for others
-        rows: Any = self.state.requests
+        rows: Any = self.state.requests[self.low : self.high]
         return int(rows["prompt"][rows["state"] == AT_DOOR].sum())
 
     def _start(self, each: Crew, time: float) -> None:
@@ -416,17 +441,23 @@ class Service:
         states: Any = state.requests["state"]
         states[self.lost] = QUEUED
         rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
-        lost = set(self.lost)
-        retries = sum(count for r, count in self.retried.items() if r not in lost)
         return Record(
             state.requests,
-            rows[rows["replica"] != NONE],
-            stalls[stalls["request"] != NONE],
+            rows.take(np.flatnonzero(rows["replica"] != NONE)),
+            stalls.take(np.flatnonzero(stalls["request"] != NONE)),
             state.groups["replica"][state.lanes["group"]],
             state.lanes["rank"],
-            lives=self.roster.account(retries, sorted(lost)),
+            lives=self._account(),
             tiers=use_of(state.stores, self.fleet, state.lanes),
         )
+
+    def _account(self) -> Lives:
+        """What became of the replicas, and of the requests that were on those that failed."""
+        lost, retries = np.unique(np.array(self.lost, dtype=np.int64)), self.again["retries"]
+        return self.roster.account(int(retries.sum() - retries[lost].sum()), lost.tolist(), self.resent)
+
+    resent = 0
+    """Transfers that began again."""
 
     def _last_event(self) -> float:
         """When the last step has ended, or the last request came."""

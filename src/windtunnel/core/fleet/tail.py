@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.engine import Fleet, Integers
-from windtunnel.core.rebuild import step_ends
+from windtunnel.core.rebuild import Tables, step_ends
 from windtunnel.core.records import NONE, ROWS, State
 from windtunnel.policy.settings import Settings
 
@@ -34,11 +34,11 @@ class Tail(NamedTuple):
         return Tail(*(column[mine] for column in self))
 
 
-def tail_of(state: State, fleet: Fleet, j: int, since: int, stages: int) -> Tail:
+def tail_of(state: State, fleet: Fleet, tables: Tables, j: int, since: int, stages: int) -> Tail:
     """The latest steps of replica ``j``; ``since``: the first row of the log that can be of it. Of a pipeline all of
-    them: when a stage is free depends on all that went before."""
+    them: when a stage is free depends on all that went before. ``tables``: of the fleet's pools."""
     found, whole = _rows_of(state, j, since, stages)
-    rows = state.rows[found]
+    rows = state.rows.take(found)
     first = np.zeros(1, dtype=np.int64) if whole else np.flatnonzero((rows["lane"] == 0) & (rows["steps"] > 0))
     if len(found) == 0 or len(first) == 0:
         nothing = np.zeros(0, dtype=np.int64)
@@ -46,9 +46,9 @@ def tail_of(state: State, fleet: Fleet, j: int, since: int, stages: int) -> Tail
     found, rows = found[first[0] :], rows[first[0] :]
     pools = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
     together = np.where(fleet.lockstep, fleet.lanes, 1)[pools]
-    row, start, end = step_ends(rows, fleet.times, pools, together)
-    steps = rows[row]
-    return Tail(found[row], steps["lane"].astype(np.int64), start, end, steps["decodes"].astype(np.int64))
+    row, start, end = step_ends(rows, tables, pools, together)
+    lane, decodes = (rows[name][row].astype(np.int64) for name in ("lane", "decodes"))
+    return Tail(found[row], lane, start, end, decodes)
 
 
 def _rows_of(state: State, j: int, since: int, stages: int) -> tuple[Integers, bool]:

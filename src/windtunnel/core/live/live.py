@@ -98,7 +98,7 @@ class Live(Service):
         self._stream, self._drawn = stream, DRAWN
         self._lay_out(fleet, slots, router)
         self.now = 0.0
-        self.arrivals, self.course[CAME] = np.zeros(1, dtype=np.int64), 1
+        self.arrivals, self.course[CAME], self.latest = np.zeros(1, dtype=np.int64), 1, None
         self._loop = Settled(loop)
         self._template: tuple[Any, ...] = self.state.requests[0].item()
         names = self.state.requests.dtype.names
@@ -181,8 +181,7 @@ class Live(Service):
             written = self._contents.write(self.state, r, *lengths, request.hash_ids)
             self.state = written if written is self.state else linked(written)
         self.blank.requests[r] = self.state.requests[r]
-        self.place.pop(r, None)
-        self.retried.pop(r, None)
+        self.again[r] = 0
 
     def _fill(self, r: int, request: Arrival, time: float) -> None:
         """A row of the requests is new."""
@@ -377,7 +376,8 @@ class Live(Service):
         self.now = max(self.now, time)
         fleet, self.fleet = self.fleet, replace(self.fleet, on_failure="migrate")
         try:
-            self._wait_at_door([r for j in range(len(self.pool_of)) for r in self._clear(j, self.now)], self.now)
+            left = [self._clear(j, self.now) for j in range(len(self.pool_of))]
+            self._wait_at_door(np.concatenate(left), self.now)
         finally:
             self.fleet = fleet
 
@@ -444,6 +444,7 @@ class Live(Service):
         self.state = linked(grown(self.state, small, large))
         self.told = self.told._replace(given=np.concatenate([self.told.given, np.zeros(before, dtype=np.int64)]))
         self._gone_at = np.concatenate([self._gone_at, np.zeros(before)])
+        self.again = np.concatenate([self.again, np.zeros(before, dtype=self.again.dtype)])
         self._keep_ends()
         self._free.extend(range(before, 2 * before))
 
@@ -517,7 +518,7 @@ class Live(Service):
         lane, start, decodes = (rows[name][mine] for name in ("lane", "start", "decodes"))
         return Tail(first + mine, lane.astype(np.int64), start, self.told.ends[first + mine], decodes.astype(np.int64))
 
-    def _clear(self, j: int, time: float) -> list[int]:
+    def _clear(self, j: int, time: float) -> Integers:
         victims = super()._clear(j, time)
         self._withdraw(victims, time)
         generated: Any = self.state.requests["generated"]
@@ -525,18 +526,18 @@ class Live(Service):
             self.told.given[victims] = generated[victims]
         return victims
 
-    def _withdraw(self, victims: list[int], time: float) -> None:
+    def _withdraw(self, victims: Integers, time: float) -> None:
         """What was written down of these requests for later than ``time`` does not come."""
         self._take_rows()
         for rows in self._parts:
             rows["gone"][np.isin(rows["slot"], victims) & (rows["time"] > time)] = NONE
         self._parts = [rows[rows["gone"] != NONE] for rows in self._parts]
-        self.withdrawn += [(r, time) for r in victims]
+        self.withdrawn += [(r, time) for r in victims.tolist()]
 
-    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+    def _send(self, requests: Integers, as_state: int, time: float) -> None:
         super()._send(requests, as_state, time)
         if as_state == GONE:
-            for r in requests:
+            for r in requests.tolist():
                 self._say(time, r, FAILED)
             self.lost = []
 

@@ -135,8 +135,7 @@ class LivePools(Live, PoolService):
         if self._contents:
             self._write_contents(r, request)
         self._note_blank(np.array([r]))
-        self.place.pop(r, None)
-        self.retried.pop(r, None)
+        self.again[r] = 0
         self.kept.pop(r, None)
         self._why.pop(r, None)
 
@@ -297,24 +296,26 @@ class LivePools(Live, PoolService):
 
     # Replicas and links that fail.
 
-    def _clear(self, j: int, time: float) -> list[int]:
+    def _clear(self, j: int, time: float) -> Integers:
         return self._clear_side(j, time)[0]
 
-    def _clear_side(self, j: int, time: float) -> tuple[list[int], dict[int, Received]]:
+    def _clear_side(self, j: int, time: float) -> tuple[Integers, dict[int, Received]]:
         self._take_rows()  # while it is known which attempt they are of
         victims, had = super()._clear_side(j, time)
         self._withdraw(victims, time)
         return victims, had
 
-    def _make_anew(self, r: int, grown: int, time: float) -> None:
-        joined = float(self.transfers.handed["joined"][r])
-        if self._terms.relayed and grown > 0 and joined <= time and not self._decodes[r]:
-            self._say(joined, r, STAYS, int(self._had[r]) + 1)
-        super()._make_anew(r, grown, time)
-        both = [r, self.n + r]
-        self.told.given[both] = self.state.requests["generated"][both]
-        self._had[r] += grown
-        self._decodes[r] = False
+    def _make_anew(self, anew: list[tuple[int, int]], time: float) -> None:
+        for r, grown in anew:
+            joined = float(self.transfers.handed["joined"][r])
+            if self._terms.relayed and grown > 0 and joined <= time and not self._decodes[r]:
+                self._say(joined, r, STAYS, int(self._had[r]) + 1)
+        super()._make_anew(anew, time)
+        for r, grown in anew:
+            both = [r, self.n + r]
+            self.told.given[both] = self.state.requests["generated"][both]
+            self._had[r] += grown
+            self._decodes[r] = False
 
     def _leave_behind(self, r: int, time: float) -> None:
         before = len(self.behind.rows)
@@ -324,11 +325,11 @@ class LivePools(Live, PoolService):
             faces, tokens = self.faces_clients, int(rows["prompt"][r] + rows["output"][self.n + r])
             self._keep_written(faces, self._contents.moved(faces, r, tokens))
 
-    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+    def _send(self, requests: Integers, as_state: int, time: float) -> None:
         super()._send(requests, as_state, time)
         if as_state == GONE:
             self._gave_up[requests] = True
-            self._why.update(dict.fromkeys(requests, "the replica that served it has failed"))
+            self._why.update(dict.fromkeys(requests.tolist(), "the replica that served it has failed"))
 
     def _break(self, r: int, time: float) -> None:
         before = len(self.lost)

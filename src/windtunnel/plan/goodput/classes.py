@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.compiled import entry
 from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
@@ -12,6 +13,7 @@ from windtunnel.plan.goodput.closed import FEWER, LIMITS, SAME
 from windtunnel.simulate.run import Iterations
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
 ROUNDED = 1e-6
 """Seconds by which rounding may move an instant."""
@@ -48,13 +50,34 @@ def seat_ends(ended: Floats, server: NDArray[np.int64], rows: Iterations, times:
 def most_prompts(rows: Iterations, replicas: NDArray[np.int64]) -> int:
     """Most requests that a rank of these replicas had in two steps that follow each other: where each step takes up all
     prompts that have a seat, no more had one at once, those of the step in flight included."""
-    most, theirs = 0, np.isin(rows.replica, replicas)
-    number = rows.replica * (int(rows.lane.max(initial=0)) + 1) + rows.lane
-    for one in np.unique(number[theirs]):
-        mine = theirs & (number == one)
-        begins = rows.steps[mine] > 0
-        each = np.bincount(np.cumsum(begins), (rows.chunk_tokens[mine] > 0) + np.where(begins, rows.decodes[mine], 0))
-        most = max(most, int((each[1:] + each[:-1]).max(initial=each.max(initial=0))))
+    lanes = int(rows.lane.max(initial=0)) + 1
+    count = (int(max(rows.replica.max(initial=0), replicas.max(initial=0))) + 1) * lanes
+    theirs = np.zeros(count, dtype=np.int64)
+    theirs.reshape(-1, lanes)[replicas] = 1
+    now, before = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    return int(
+        _most_of_two(rows.replica * lanes + rows.lane, rows.steps, rows.decodes, rows.chunk_tokens, theirs, now, before)
+    )
+
+
+@entry
+def _most_of_two(
+    rank: Integers, steps: Integers, decodes: Integers, chunks: Integers, theirs: Integers, now: Integers,
+    before: Integers,
+) -> int:  # fmt: skip
+    """Most requests of two steps that follow each other, of ranks that are ``theirs``; ``now`` and ``before`` are room
+    for those of each rank's last two."""
+    most = 0
+    for i in range(len(rank)):
+        one = rank[i]
+        if theirs[one] == 0:
+            continue
+        if steps[i] > 0:
+            before[one] = now[one]
+            now[one] = decodes[i]
+        if chunks[i] > 0:
+            now[one] += 1
+        most = max(most, before[one] + now[one])
     return most
 
 
@@ -95,17 +118,17 @@ def _same_steps(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, d
             return False
     if not (isinstance(times, BatchTimes) and isinstance(others, BatchTimes)):
         return False
-    for entry in fields(BatchTimes):
-        one, two = getattr(times, entry.name), getattr(others, entry.name)
-        if decodes and entry.name in OF_PROMPTS:
+    for column in fields(BatchTimes):
+        one, two = getattr(times, column.name), getattr(others, column.name)
+        if decodes and column.name in OF_PROMPTS:
             continue
-        if decodes and entry.name == "expert_tokens" and min(len(one), len(two)) > 1:
+        if decodes and column.name == "expert_tokens" and min(len(one), len(two)) > 1:
             largest = max(most + 1, int(times.padded[min(most + 1, len(times.padded) - 1)]))
             count = pool.engine.data_parallel_size * largest + 1
             one, two = one[:count], two[:count]
-        elif entry.name in BY_SEQUENCES:
+        elif column.name in BY_SEQUENCES:
             one, two = one[: most + 2], two[: most + 2]
-        elif entry.name in ("padded", "decode_tokens", "graph_tokens"):
+        elif column.name in ("padded", "decode_tokens", "graph_tokens"):
             continue  # of decodes: as many tokens as requests
         if not np.array_equal(one, two):
             return False

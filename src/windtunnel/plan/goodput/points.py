@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import good_requests, request_metrics
@@ -18,11 +19,15 @@ from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
 
+Floats = NDArray[np.float64]
+
 OFFERED, STOPPED, SIMULATED = "offered", "stopped", "simulated"
 """Rules that close a number of replicas: all that is asked for would be too little; what was lost by a moment of the
 run leaves too little; the whole run was not better."""
 LOST = 2.0
 """A beginning that may end a run asks for this many times the tokens whose loss decides."""
+MORE, WORTH = 1.03, 0.9
+"""How many times those a like run must have lost by then, and the longest beginning that pays, as a share of all."""
 
 
 class Closed(NamedTuple):
@@ -90,6 +95,7 @@ def good_run(
     beats: Callable[[float, float], bool],
     seen: Callable[[Run], None] | None = None,
     only_count: bool = False,
+    lost: Floats | None = None,
 ) -> Outcome:
     """A run at the load's own arrivals, ended where what was lost so far decides; under several draws of the load the
     one with the fewest good tokens. Of a run that is not good enough only its good tokens are counted.
@@ -99,10 +105,11 @@ def good_run(
         beats: whether that many good tokens per second, at a share of good requests, would still be good enough.
         seen: is given every whole run.
         only_count: do not measure more than good tokens of those that are good enough either.
+        lost: see ``beginning``.
     """
     worst: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
-        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count)
+        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count, lost)
         if worst is None or (found.good_rate, found.good_share) < (worst.good_rate, worst.good_share):
             worst = found
         if found.stopped:
@@ -119,9 +126,10 @@ def _one_run(
     beats: Callable[[float, float], bool],
     seen: Callable[[Run], None] | None,
     only_count: bool,
+    lost: Floats | None,
 ) -> Outcome:
     workload = question.workload
-    count = beginning(workload, beats)
+    count = beginning(workload, beats, lost)
     if count is not None and not _looks_ahead(deployment):
         begun = simulated(question, deployment, head(workload, count), tables)
         most = at_most(begun.requests, workload, question)
@@ -147,17 +155,26 @@ def _looks_ahead(deployment: Deployment) -> bool:
     return any(scaling is not None and isinstance(scaling.rule, Foresight) for scaling in scalings)
 
 
-def beginning(workload: Workload, beats: Callable[[float, float], bool]) -> int | None:
-    """How many requests to simulate first: those that ask for LOST times what may be lost; None where that is more than
-    half of the load, or too few to pay."""
+def beginning(workload: Workload, beats: Callable[[float, float], bool], lost: Floats | None = None) -> int | None:
+    """How many requests to simulate first: those that ask for LOST times what may be lost, or those by which a like run
+    had lost a little more than that (``lost``: output tokens of its bad requests so far, by request). None where that
+    is too much of the load, or too little to pay."""
     asked = np.cumsum(workload.output_tokens)
     total, seconds = float(asked[-1]), workload.duration
     low, high = 0.0, 1.0  # the share of the tokens whose loss is too much
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (middle, high) if beats((1 - middle) * total / seconds, 1.0) else (low, middle)
-    count = int(np.searchsorted(asked, LOST * high * total)) + 1
-    return count if LEAST <= count <= len(workload) // 2 else None
+    if lost is not None and len(lost) == len(asked):
+        count, most = int(np.searchsorted(lost, MORE * high * total)) + 1, WORTH
+    else:
+        count, most = int(np.searchsorted(asked, LOST * high * total)) + 1, 0.5
+    return count if LEAST <= count <= most * len(workload) else None
+
+
+def lost_so_far(workload: Workload, good: NDArray[np.bool_]) -> Floats:
+    """Output tokens of bad requests, up to each."""
+    return np.cumsum(np.where(good, 0, workload.output_tokens)).astype(np.float64)
 
 
 def at_most(begun: Requests, workload: Workload, question: Question) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
+from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
@@ -23,8 +24,8 @@ from windtunnel.plan.goodput.classes import longest_step, most_at_once, most_pro
 from windtunnel.plan.goodput.closed import DECODE, FEWER, IN_TURN, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
-from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run
-from windtunnel.plan.goodput.prefill_queue import computed, kept_in_turn, takes_in_turn
+from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run, lost_so_far
+from windtunnel.plan.goodput.prefill_queue import Dealt, computed, dealt, kept_in_turn, lately, takes_in_turn
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Requests, Run
@@ -119,9 +120,9 @@ class Alone:
     """Output tokens per second of those requests; of a run that was ended early, of all that may still be in time."""
 
 
-def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0) -> Alone:
+def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0, lost: Floats | None = None) -> Alone:
     """The prefill side of a deployment, its decode side taking no time; ended early where no more than ``least`` tokens
-    per second can come in time."""
+    per second can come in time. ``lost``: see ``beginning``."""
     workload = question.workload
     few = replace(
         workload,
@@ -133,7 +134,7 @@ def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0
         for pool, table in zip(deployment.pools, tables_for(question, deployment), strict=True)
     ]
     asked = tightened(deployment, tables, question)
-    count = beginning(workload, lambda tokens, _: tokens > least)
+    count = beginning(workload, lambda tokens, _: tokens > least, lost)
     if count is not None:
         begun = simulated(question, deployment, head(few, count), tables)
         tokens, _ = at_most(begun.requests, workload, asked)
@@ -176,8 +177,11 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     while left:
         server, *others = left
         one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
-        alone = prefill_alone(job.question, one, job.best * lightest)
+        like = f"{job.question.digest} {server.kin} {first}"
+        alone = prefill_alone(job.question, one, job.best * lightest, _lost_kept.get(like))
         report.trials += 1
+        if len(alone.kept) == len(job.question.workload):
+            _lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
         own = one.pools[0], tables_for(job.question, one)[0].times
         alike: dict[str, list[Server]] = {"": [], SAME: [], FEWER: []}
         for other in others:
@@ -197,12 +201,10 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
     question, found, late = job.question, list[Server](), dict[float, list[Server]]()
     for server in job.prefills:
         deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
-        tables, key = tables_for(question, deployment), (question.digest, first)
-        if key not in _work_kept:
-            _work_kept[key] = computed(question.workload, first)
+        tables = tables_for(question, deployment)
         limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
         times = question.overheads.applied(tables[0].times)
-        most = kept_in_turn(deployment, question.workload, _work_kept[key], times, limit)
+        most = kept_in_turn(deployment, question.workload, _work(question, server.pool, first), times, limit)
         if most / _lightest(job) <= job.best:
             late.setdefault(most, []).append(server)
         else:
@@ -211,6 +213,17 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
         for decodes, layouts in job.decodes:
             report.closed.append(_closing(IN_TURN, servers, decodes, layouts, most))
     return found
+
+
+def _work(question: Question, pool: Pool, first: int) -> Floats:
+    """Tokens of each prompt that a prefill pool computes at least, kept."""
+    whose = question.digest, first
+    key = (*whose, lately(pool, question.workload))
+    if whose not in _dealt_kept:
+        _dealt_kept[whose] = dealt(question.workload, first)
+    if key not in _work_kept:
+        _work_kept[key] = computed(question.workload, _dealt_kept[whose], pool)
+    return _work_kept[key]
 
 
 def _lightest(job: SideJob) -> float:
@@ -373,9 +386,11 @@ def _key(question: Question, prefill: Server, decode: Server) -> str:
     return f"{question.digest} {doubted} {decode.kin} {decode.limits}"
 
 
-_work_kept: dict[tuple[str, int], Floats] = {}
+_dealt_kept: dict[tuple[str, int], Dealt] = {}
+_work_kept: dict[tuple[str, int, int], Floats] = {}
 _kept: dict[str, Lines | None] = {}
 _shared_kept: dict[str, Sharing | None] = {}
+_lost_kept: dict[str, Floats] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,7 +441,9 @@ def ask_pairs(job: PairJob) -> PairReport:
             return share >= job.question.attainment and tokens / weight > least
 
         rate = job.question.workload.request_rate
-        outcome = good_run(job.question, deployment, rate, tables, beats, runs.append, only_count=True)
+        like = f"{job.question.digest} {point.kind}"
+        lost = _lost_kept.get(like)
+        outcome = good_run(job.question, deployment, rate, tables, beats, runs.append, only_count=True, lost=lost)
         report.trials += 1
         won = not outcome.stopped and beats(outcome.good_rate, outcome.good_share)
         enough = outcome.good_share >= job.question.attainment
@@ -435,11 +452,20 @@ def ask_pairs(job: PairJob) -> PairReport:
         best = max(best, tokens / point.weight) if won else best
         if outcome.stopped or len(runs) != 1:
             continue
+        _lost_kept[like] = lost_so_far(job.question.workload, _good(job.question, deployment, tables, runs[0]))
         for other, rule in _unbound(job, point, tables, runs[0], left):
             left.remove(other)
             report.tried.append(Tried(other, rule, tokens, won))
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _good(question: Question, deployment: Deployment, tables: Tables, run: Run) -> NDArray[np.bool_]:
+    """Which requests were good."""
+    slo, requests = tightened(deployment, tables, question).slo, run.requests
+    good = good_requests(request_metrics(requests), requests.status == FINISHED, slo)
+    assert good is not None
+    return good
 
 
 def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Sequence[Point]) -> list[tuple[Point, str]]:
