@@ -90,6 +90,13 @@ class Entry(Compiled):
         super().__init__(function, "entry_of", OPTIONS)
         self._codes: dict[str, Code | None] = {}
         self._left = CALLED
+        self.settled: dict[str, Callable[..., Any]] = {}
+        """The code for arguments of these types, for ``Settled``."""
+
+    @property
+    def waits_for_numba(self) -> bool:
+        """Whether nothing has needed numba's function yet."""
+        return self._made is None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call it."""
@@ -152,12 +159,13 @@ def entry(function: Function) -> Function:
 class Settled:
     """An entry that is called again and again with the same State: to find out which of its codes fits the arguments'
     types costs 13 µs, and the call itself half a one. So types are looked at when the State is a new one, not oftener;
-    all other arguments must keep theirs."""
+    all other arguments must keep theirs. As long as the entry does without numba, this does."""
 
     def __init__(self, made: Callable[..., Any]) -> None:
         self._made: Any = made
         self._code: Callable[..., Any] = made
         self._state: Any = None
+        self._codes = made.settled if isinstance(made, Entry) else {}
 
     def __call__(self, state: Any, *rest: Any) -> Any:
         """Call it."""
@@ -166,8 +174,14 @@ class Settled:
         return self._code(state, *rest)
 
     def _settle(self, *arguments: Any) -> None:
-        self._state = arguments[0]
-        if not PLAIN:
+        if PLAIN or (isinstance(self._made, Entry) and self._made.waits_for_numba):
+            return
+        try:
+            said = spread(arguments)[0]
+        except UnlikeError:
+            said = ""
+        if not said or said not in self._codes:
             import numba
 
-            self._code = self._made.compile(tuple(map(numba.typeof, arguments)))
+            self._codes[said] = self._made.compile(tuple(map(numba.typeof, arguments)))
+        self._state, self._code = arguments[0], self._codes[said]

@@ -32,9 +32,9 @@ def work(prompts: Any) -> Any:
 class Noting(LivePools):
     """Notes whose replica has failed: (slot, time, tokens that are kept)."""
 
-    def _make_anew(self, r: int, grown: int, time: float) -> None:
-        super()._make_anew(r, grown, time)
-        self.begun_anew.append((r, time, int(self._had[r])))
+    def _make_anew(self, anew: list[tuple[int, int]], time: float) -> None:
+        super()._make_anew(anew, time)
+        self.begun_anew += [(r, time, int(self._had[r])) for r, _ in anew]
 
     @cached_property
     def begun_anew(self) -> list[tuple[int, float, int]]:

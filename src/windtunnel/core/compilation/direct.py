@@ -24,6 +24,8 @@ WAY_IN = "way_in."
 """Begins the name of a way in; the function's own follows."""
 STANDARD = {"numba_nextafter": "nextafter"}
 """Functions of numba's that are those of C by another name."""
+MOST_SAID = 4096
+"""Types of arrays that are remembered, at most."""
 CALLED = 50
 """How often an entry is called without numba. Each such call looks at all values again; numba remembers their types."""
 RESULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -65,9 +67,8 @@ def _spread(value: Any, said: list[str], classes: list[type], table: list[int]) 
     elif kind is np.ndarray:
         flags = value.flags
         layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-        said.append(f"{_of_dtype(value.dtype)}{value.ndim}{layout}{flags.writeable:d}{flags.aligned:d}")
-        at = value.__array_interface__["data"][0]
-        table += (0, 0, value.size, value.itemsize, at, *value.shape, *value.strides)
+        said.append(f"{_said_of(value.dtype)}{value.ndim}{layout}{flags.writeable:d}{flags.aligned:d}")
+        table += (0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
     elif kind in (int, np.int64):
         said.append("int64")
         table.append(int(value))
@@ -84,9 +85,18 @@ def _spread(value: Any, said: list[str], classes: list[type], table: list[int]) 
         raise UnlikeError(kind.__name__)
 
 
-@cache
-def _of_dtype(dtype: Any) -> str:
-    return f"{dtype.str}{dtype.itemsize}{dtype.descr if dtype.fields else ''}"
+SAID: dict[int, tuple[Any, str]] = {}
+"""Identity of a type of array → (it, so that no other one gets its place, what is said of it)."""
+
+
+def _said_of(dtype: Any) -> str:
+    """What tells types apart. NumPy's own way of finding out whether one of records is known takes longer than this."""
+    found = SAID.get(id(dtype))
+    if found is None:
+        if len(SAID) > MOST_SAID:
+            SAID.clear()
+        found = SAID[id(dtype)] = dtype, f"{dtype.str}{dtype.itemsize}{dtype.descr if dtype.fields else ''}"
+    return found[1]
 
 
 @cache

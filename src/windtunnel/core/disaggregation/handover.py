@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.clients import Window, play_of, waits_of
+from windtunnel.core.compiled import Settled
 from windtunnel.core.disaggregation.link import (
     EVENT,
     FAILS,
@@ -117,12 +118,16 @@ class Passing:
     stages: Any
     folding: Folding | None = None
     """What folds its log, if anything is to."""
+    _seen: tuple[list[Any], tuple[State, State]] | None = None
+    _loop: Any = field(default_factory=lambda: Settled(loop))
 
-    @property
-    def views(self) -> tuple[State, State]:
-        """The state as either router sees it."""
-        first, second = (self.state._replace(**side) for side in self.sides)
-        return first, second
+    def views_of(self, state: State) -> tuple[State, State]:
+        """A state as either router sees it: the same two until something in it is another one."""
+        parts = [state, *(part for side in self.sides for part in side.values())]
+        if self._seen is None or any(one is not other for one, other in zip(parts, self._seen[0], strict=True)):
+            first, second = (state._replace(**side) for side in self.sides)
+            self._seen = parts, (first, second)
+        return self._seen[1]
 
     def go(self, until: float, arrivals: Integers | None = None, course: Integers | None = None) -> int:
         """Let the loop make everything before ``until``; what it returns. ``arrivals``, and the course of them: in
@@ -130,9 +135,9 @@ class Passing:
         course = self.course if course is None else course
         arrivals = self.arrivals if arrivals is None else arrivals
         while True:
-            first, second = self.views
+            first, second = self.views_of(self.state)
             args = (first, self.order, course, arrivals, self.transfers, second, self.routers, self.limit, until)
-            why = loop(*args, self.stages, None)
+            why = self._loop(*args, self.stages, None)
             if why != FULL:
                 return int(why)
             self.state = with_room(self.state, self.folding)

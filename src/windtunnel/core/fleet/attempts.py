@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.disaggregation.handover import Handed
-from windtunnel.core.fleet.remains import Received
+from windtunnel.core.engine import Fleet
+from windtunnel.core.fleet.remains import Received, received
+from windtunnel.core.fleet.tail import Tail
 from windtunnel.core.records import NONE, STALLS, State
 from windtunnel.dataclass import dataclass
+from windtunnel.policy.settings import Settings
 
 
 @dataclass
@@ -29,6 +32,36 @@ class Attempt:
     """[1] of REQUEST: of the replica that computed the prompt."""
     preemptions: int
     stalls: list[tuple[float, float]] = field(default_factory=list)
+
+
+def longest_prompt(fleet: Fleet) -> int:
+    """Tokens of a prompt that any prefill pool can compute."""
+    return min(
+        min(policy.longest_prompt(limits), policy.longest_request(limits) - 1, limits.num_blocks * limits.block_size)
+        for policy, limits, role in zip(fleet.policies, fleet.limits, fleet.roles, strict=True)
+        if role == "prefill"
+    )
+
+
+def received_there(
+    state: State, handed: Any, requests: list[int], tail: Tail, policy: Settings, time: float
+) -> dict[int, Received]:
+    """What the clients of these requests have of what a decode replica with these latest steps has made."""
+    rows, n, found = state.requests, len(handed), {}
+    for r in requests:
+        row = n + r
+        if not handed["stays"][r]:
+            if not (handed["joined"][r] <= time or rows["preemptions"][row] > 0):
+                found[r] = Received(1, float(rows["last_token"][row]))
+                continue
+            rows["first_token"][row] = handed["prefill_end"][r]
+        mine = tail.of_lane(state, int(rows["lane"][row]), policy)
+        one = received(state, row, mine, policy.turns, policy.counts_tokens_late, time)
+        if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined, or the next is on its way
+            last = float(rows["last_token"][row])
+            one = Received(1, last if last <= time else one.last)
+        found[r] = one
+    return found
 
 
 def tokens_of(handed: Any, r: int, first_token: str, rest: Received | None) -> Received:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.compiled import Settled
 from windtunnel.core.disaggregation.handover import (
     Crossing,
     Handed,
@@ -38,13 +39,13 @@ from windtunnel.core.disaggregation.link import (
 from windtunnel.core.disaggregation.repair import CUT, FREE, GONE_THERE, LET_GO, LOSE, SEND, UNASK, UNCOME, repair
 from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers
-from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
+from windtunnel.core.fleet.attempts import Attempt, attempt_of, longest_prompt, received_there, tokens_of, whole_record
 from windtunnel.core.fleet.left_behind import LeftBehind, spare_rows
-from windtunnel.core.fleet.remains import Blank, Received, are_among, drop_stalls, have_ended, received
+from windtunnel.core.fleet.remains import Blank, Received, are_among, drop_stalls, have_ended
 from windtunnel.core.fleet.roster import Crew, Life, as_asked
 from windtunnel.core.fleet.scaling import Measured, used_blocks, waiting_rows
 from windtunnel.core.fleet.service import READY, Service, require_kept_promises
-from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of, plan_anew, under_way
+from windtunnel.core.fleet.wires import add_events, carries, drop_events, ends_of, is_under_way, plan_anew, under_way
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import BROKEN_OFF
 from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, JUMPS, NONE, QUEUED, REFUSED, SENT, State, whole
@@ -120,13 +121,18 @@ class PoolService(Service):
         self.places = np.argsort(self.numbers)
         self.side_fleets = [pools_of(self.fleet, of_role(self.fleet, role)) for role in SIDES]
         self.first = (0, sum(self.side_fleets[0].replicas))
-        self.behind = LeftBehind(self.state, self.n, self.blank)
+        self.behind, self.held = LeftBehind(self.n, self.blank), 0
+        self.anew: list[tuple[int, int]] = []
+        """Requests that are about to be sent again, and the tokens by which their prompts change."""
+        self.unsaid: list[int] = []
+        """Rows of those that were, whose pauses did not happen."""
+        self.repair, self.together = Settled(repair), not any(routing)
         self.kept: dict[int, list[Attempt]] = {}
         self.stuck: list[int] = []
         self.emptied = np.full(sum(self.fleet.replicas), -inf)
         """When a replica last lost a request to what failed elsewhere."""
         self.moved = np.zeros(self.n)
-        self.longest = _longest_prompt(fleet)
+        self.longest = longest_prompt(fleet)
 
     def _note_blank(self, requests: Integers) -> None:
         """Requests are as they are before they come."""
@@ -140,8 +146,7 @@ class PoolService(Service):
     @property
     def views(self) -> tuple[State, State]:
         """The state as either router sees it."""
-        first, second = (self.state._replace(**side) for side in self.passing.sides)
-        return first, second
+        return self.passing.views_of(self.state)
 
     def run(self) -> Handed:
         """Simulate to the end."""
@@ -162,8 +167,9 @@ class PoolService(Service):
         self.state = self.passing.state
 
     def _do(self, what: int, r: int, time: float) -> None:
+        self._send_anew(time)  # those before it see lanes as they are
         first, second = self.views
-        repair(first, self.order, self.course, self.transfers, second, what, r, time)
+        self.repair(first, self.order, self.course, self.transfers, second, what, r, time)
 
     def _happen(self, kind: int, who: int, time: float) -> None:
         if kind == EXPIRED:
@@ -202,42 +208,52 @@ class PoolService(Service):
     def _side(self, j: int) -> int:
         return int(j >= self.first[1])
 
+    @property
+    def _some(self) -> tuple[int, int]:
+        """Requests before the first of these have left both sides, others from the second on not come."""
+        held = np.flatnonzero(self.state.requests["holds"][self.held : self.low])
+        self.held = self.held + int(held[0]) if len(held) else self.low
+        return self.held, self.high
+
     def _prompts_on(self, lanes: Integers, time: float) -> Integers:
         """Requests whose prompt is on one of these lanes, in the order in which they came."""
-        handed: Any = self.transfers.handed
-        rows: Any = self.state.requests[: self.n]
+        first, last = self._some
+        handed: Any = self.transfers.handed[first:last]
+        rows: Any = self.state.requests[first:last]
         here = are_among(handed["prefill_lane"], lanes) & (handed["stays"] == 0) & (handed["lost"] == 0)
         ends = have_ended(rows["state"]) & ~(rows["finish"] > time)
         held = rows["holds"] > 0 if self.rules.transfer != "none" else np.isnan(handed["prefill_end"])
         found = np.flatnonzero(here & np.where(handed["goes"] > 0, held, ~ends))
-        return found[np.argsort(handed["came"][found], kind="stable")]
+        return first + found[np.argsort(handed["came"][found], kind="stable")]
 
     def _decodes_on(self, lanes: Integers, time: float) -> Integers:
         """Requests that a decode replica with these lanes has."""
-        handed: Any = self.transfers.handed
-        rows: Any = self.state.requests[self.n : 2 * self.n]
+        handed: Any = self.transfers.handed[self.low : self.high]
+        rows: Any = self.state.requests[self.n + self.low : self.n + self.high]
         here = are_among(rows["lane"], lanes) & (handed["lost"] == 0) & (rows["state"] != AT_DOOR)
         found = np.flatnonzero(here & ~(have_ended(rows["state"]) & ~(rows["finish"] > time)))
-        return found[np.argsort(handed["came_there"][found], kind="stable")]
+        return self.low + found[np.argsort(handed["came_there"][found], kind="stable")]
 
     def _let_in(self, life: Life, time: float) -> None:
         handed, states = self.transfers.handed, self.state.requests["state"]
         self.state.clocks[SENT] = time
         if self._side(life.number) == 0:
-            waiting = np.flatnonzero(states[: self.n] == AT_DOOR)
+            waiting = self.low + np.flatnonzero(states[self.low : self.high] == AT_DOOR)
             waiting = waiting[np.argsort(handed["came"][waiting])]
             states[waiting] = AGAIN
             self._go(time, waiting)
             return
-        waiting = np.flatnonzero(states[self.n : 2 * self.n] == AT_DOOR)
-        for r in waiting[np.argsort(handed["came_there"][waiting])].tolist():
-            states[self.n + r] = QUEUED
-            if handed["stays"][r]:
-                states[r] = AGAIN
-                self._go(time, np.array([r]))
-            else:
-                add_event(self.transfers, time, ARRIVAL, self.n + r)
-                self._go(time, np.zeros(0, dtype=np.int64))
+        waiting = self.low + np.flatnonzero(states[self.n + self.low : self.n + self.high] == AT_DOOR)
+        waiting = waiting[np.argsort(handed["came_there"][waiting])]
+        stays, numbers = handed["stays"][waiting] > 0, handed["number"][waiting]
+        apart = (stays[1:] != stays[:-1]) | (~stays[1:] & (numbers[1:] < numbers[:-1]))
+        for some in np.split(waiting, np.flatnonzero(apart) + 1) if len(waiting) else ():
+            states[self.n + some], there = QUEUED, bool(handed["stays"][some[0]])
+            if there:
+                states[some] = AGAIN
+            else:  # events at one time happen in the order of numbers
+                add_events(self.transfers, time, ARRIVAL, self.n + some)
+            self._go(time, some[: len(some) if there else 0])
 
     def _on(self, j: int, time: float) -> Integers:
         """Rows of the requests that a replica has."""
@@ -285,10 +301,9 @@ class PoolService(Service):
         return Measured(len(lanes), tokens, used, limits.num_blocks, limits.block_size, limits.max_model_len)
 
     def _tokens_at_door(self, each: Crew) -> int:
-        states: Any = self.state.requests["state"]
-        side = SIDES.index(each.role)
-        waits = states[side * self.n : (side + 1) * self.n] == AT_DOOR
-        return int(self.blank.requests["prompt"][: self.n][waits].sum())
+        first, (low, high) = SIDES.index(each.role) * self.n, (self.low, self.high)
+        waits: Any = self.state.requests["state"][first + low : first + high] == AT_DOOR
+        return int(self.blank.requests["prompt"][low:high][waits].sum())
 
     def _goes_on(self) -> bool:
         return bool(self.transfers.counts[EVENTS] > 0 or self.transfers.counts[NEXT] != NONE or super()._goes_on())
@@ -335,15 +350,16 @@ class PoolService(Service):
                 self._unstick([r])
                 self._do(SEND, r, time)
 
-    def _cut(self, requests: list[int], time: float) -> None:
-        """The transfers of these requests are no more; those behind them begin sooner."""
-        gone = [r for r in under_way(self.transfers).tolist() if r in requests]
+    def _cut(self, requests: list[int], time: float) -> bool:
+        """The transfers of these requests are no more, if there are any; those behind them begin sooner."""
+        gone = [r for r in requests if is_under_way(self.transfers, r)]
         self._unstick(requests)
-        drop_events(self.transfers, gone, (TRANSFER_END,))
-        for r in gone:
-            self._do(CUT, r, time)
         if gone:
+            drop_events(self.transfers, gone, (TRANSFER_END,))
+            for r in gone:
+                self._do(CUT, r, time)
             plan_anew(self.transfers, gone, time)
+        return bool(gone)
 
     def _unstick(self, requests: list[int]) -> None:
         for r in requests:
@@ -357,7 +373,7 @@ class PoolService(Service):
             self._do(FREE, r, time)
             self._do(GONE_THERE, r, time)
         elif self.fleet.on_failure == "lost":
-            self._drop_plans(r)
+            self._drop_plans(np.array([r]))
             self._do(LOSE, r, time)
             self.lost.append(r)
         else:
@@ -380,14 +396,21 @@ class PoolService(Service):
         if self.roster.fail(life, failure.down, time):
             heappush(self.events, (life.ready, READY, failure.replica))
         self._open()
+        if self._side(j) == 1:
+            self._drop_plans(victims)
         lost = len(self.lost)
         for r in victims.tolist():
+            cut = self._cut([r], time)
             if self._side(j) == 0:
                 self._fail_prompt(r, time)
             else:
-                self._cut([r], time)
                 self._leave_behind(r, time)
                 self._carry_on(r, had.get(r), time)
+            if cut or not self.together:
+                self._send_anew(time)
+        self._send_anew(time)
+        drop_stalls(self.state, np.array(self.unsaid, dtype=np.int64), -inf)
+        self.unsaid = []
         self._send(np.array(self.lost[lost:], dtype=np.int64), GONE, time)
 
     def _clear(self, j: int, time: float) -> Integers:
@@ -396,12 +419,13 @@ class PoolService(Service):
     def _clear_side(self, j: int, time: float) -> tuple[Integers, dict[int, Received]]:
         """A replica that has computed nothing takes the place of one that is no more: (the requests that it had, in the
         order in which they came, what their clients have of those that decoded there)."""
-        lanes, side, pool = self._lanes(j), self._side(j), int(self.pool_of[j])
+        lanes, side, pool, handed = self._lanes(j), self._side(j), int(self.pool_of[j]), self.transfers.handed
         stages = self.fleet.policies[pool].pipeline_parallel_size
+        self._forget_ended(time)
         victims = (self._prompts_on if side == 0 else self._decodes_on)(lanes, time)
         tail, had = self._tail(j, stages), {}
         if side == 1 and self.fleet.on_failure == "migrate":
-            had = self._received_there(victims.tolist(), tail, pool, time)
+            had = received_there(self.state, handed, victims.tolist(), tail, self.fleet.policies[pool], time)
         self._empty(j, tail, time)
         forget_replica(self.passing.sides[side]["routing"], self.indices[side], j - self.first[side])
         if side == 0:
@@ -409,30 +433,9 @@ class PoolService(Service):
             self.behind.lose(self.state, lanes)
         return victims, had
 
-    def _received_there(self, victims: list[int], tail: Any, pool: int, time: float) -> dict[int, Received]:
-        """What decode replicas have made of these requests."""
-        handed, rows = self.transfers.handed, self.state.requests
-        policy, found = self.fleet.policies[pool], {}
-        lands = policy.counts_tokens_late
-        for r in victims:
-            row = self.n + r
-            if not handed["stays"][r]:
-                if not (handed["joined"][r] <= time or rows["preemptions"][row] > 0):
-                    found[r] = Received(1, float(rows["last_token"][row]))
-                    continue
-                rows["first_token"][row] = handed["prefill_end"][r]
-            mine = tail.of_lane(self.state, int(rows["lane"][row]), policy)
-            one = received(self.state, row, mine, policy.turns, lands, time)
-            if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined, or the next is on its way
-                last = float(rows["last_token"][row])
-                one = Received(1, last if last <= time else one.last)
-            found[r] = one
-        return found
-
     def _fail_prompt(self, r: int, time: float) -> None:
         """The replica that has the prompt of a request is gone."""
         handed: Any = self.transfers.handed
-        self._cut([r], time)
         if self.rules.on_expiry == "recompute" and not isnan(handed["prefill_end"][r]):
             if isnan(handed["admitted"][r]):
                 handed["expired"][r] = 1
@@ -446,6 +449,7 @@ class PoolService(Service):
             self._do(UNASK, r, time)
             self.emptied[handed["destination"][r]] = time
         there = Received(1, float(self.state.requests["last_token"][row])) if handed["asked"][r] >= 0 else None
+        self._drop_plans(np.array([r]))
         self._carry_on(r, there, time)
 
     def _leave_behind(self, r: int, time: float) -> None:
@@ -462,18 +466,19 @@ class PoolService(Service):
         if until <= time or until == inf:
             self._do(FREE, r, time)
             return
-        which = self.behind.add(self.state, self.passing.sides[0]["routing"], r)
+        if isnan(until):
+            self._send_anew(time)  # those before it see queues as they are
+        which = self.behind.add(self.state, self.passing.sides[0]["routing"], r, self._some)
         if not isnan(until):
             heappush(self.events, (until, EXPIRED, which))
 
     def _carry_on(self, r: int, there: Received | None, time: float) -> None:
         """What a request was on has failed; ``there``: what its decode replica has made of it."""
-        self._drop_plans(r)
         handed, rows = self.transfers.handed, self.state.requests
         if self.fleet.on_failure == "lost":
             handed["lost"][r] = 1
+            drop_stalls(self.state, np.array([r, self.n + r]), time)
             for row in (r, self.n + r):
-                drop_stalls(self.state, np.array([row]), time)
                 if rows["first_token"][row] > time:
                     rows["first_token"][row] = nan
             self.lost.append(r)
@@ -488,32 +493,38 @@ class PoolService(Service):
             grown = had.tokens
         else:
             grown = -sum(one.tokens for one in self.kept.pop(r, ())) if had.tokens else 0
-        self._begin_anew(r, grown, time)
+        self.anew.append((r, grown))
 
-    def _begin_anew(self, r: int, grown: int, time: float) -> None:
-        """A request is sent again; its prompt changes by ``grown`` tokens."""
-        self._make_anew(r, grown, time)
-        self.state.clocks[SENT] = time
-        self._go(time, np.array([r]))
+    def _send_anew(self, time: float) -> None:
+        """Requests whose replica has failed are sent again, together: nothing that one finds there depends on what
+        became of another one."""
+        if self.anew:
+            anew, self.anew = self.anew, []
+            self._make_anew(anew, time)
+            self.state.clocks[SENT] = time
+            self._go(time, np.array([r for r, _ in anew]))
 
-    def _make_anew(self, r: int, grown: int, time: float) -> None:
-        """Nothing has been computed of a request."""
-        rows, handed, both = self.state.requests, self.transfers.handed, np.array([r, self.n + r])
-        self.moved[r] += self._bytes_of(r)
-        for k, row in enumerate(both.tolist()):
-            takes_again(self.passing.sides[k]["routing"], self.state, row, time)
-        if grown:
-            self._lengthen(r, grown)
-        arrival = float(rows["arrival"][r])
+    def _make_anew(self, anew: list[tuple[int, int]], time: float) -> None:
+        """Nothing has been computed of these requests; their prompts change by so many tokens."""
+        rows, handed, requests = self.state.requests, self.transfers.handed, np.array([r for r, _ in anew])
+        both = np.concatenate([requests, self.n + requests])
+        self.moved[requests] += self._bytes_of(requests)
+        for row in both.tolist() if not self.together else ():
+            takes_again(self.passing.sides[row // self.n]["routing"], self.state, row, time)
+        for r, grown in anew:
+            if grown:
+                self._lengthen(r, grown)
+        arrival = rows["arrival"][requests]
         whole(rows)[both] = whole(self.blank.requests)[both]
         self.blank.forget(self.state, both)
-        drop_stalls(self.state, both, -inf)
-        whole(handed)[r] = whole(self.unhanded)[r]
-        rows["arrival"][r], rows["state"][r] = arrival, AGAIN
-        if grown:
-            self.blank.comes_again(self.state, both[:1])
-            for row in both.tolist():
-                renew(self.state, row)
+        self.unsaid += both.tolist()
+        whole(handed)[requests] = whole(self.unhanded)[requests]
+        rows["arrival"][requests], rows["state"][requests] = arrival, AGAIN
+        for r, grown in anew:
+            if grown:
+                self.blank.comes_again(self.state, np.array([r]))
+                for row in (r, self.n + r):
+                    renew(self.state, row)
 
     def _lengthen(self, r: int, tokens: int) -> None:
         """Of the tokens that it had to generate, this number is now part of its prompt."""
@@ -537,27 +548,29 @@ class PoolService(Service):
         prompt = np.array([int(blank["prompt"][r])])
         self.transfers.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
 
-    def _drop_plans(self, r: int) -> None:
-        """What was to happen to a request does not."""
-        drop_events(self.transfers, [r, self.n + r], (ARRIVAL, LEASE_ENDS, TIME_OUT))
+    def _drop_plans(self, requests: Integers) -> None:
+        """What was to happen to these requests does not."""
+        both = np.concatenate([requests, self.n + requests])
+        drop_events(self.transfers, both, (ARRIVAL, LEASE_ENDS, TIME_OUT))
 
     # The end.
 
-    def _bytes_of(self, r: int) -> float:
-        """Bytes that were moved for a request's present attempt."""
-        moved = int(self.transfers.handed["moved"][r])
-        if not moved or not len(self.crossing.kv_bytes):
-            return 0.0
-        prompt = int(self.blank.requests["prompt"][r])
-        if self.sending is None or prompt == self.demand.prompt_tokens[r]:
-            return moved * float(self.crossing.kv_bytes[r])
-        return moved * float(self.sending(np.array([prompt]))[0][0])
+    def _bytes_of(self, requests: Integers) -> Floats:
+        """Bytes that were moved for the present attempts of requests."""
+        moved: Floats = self.transfers.handed["moved"][requests].astype(np.float64)
+        if not moved.any() or not len(self.crossing.kv_bytes):
+            return np.zeros(len(requests))
+        sizes, prompts = self.crossing.kv_bytes[requests].astype(np.float64), self.blank.requests["prompt"][requests]
+        if self.sending is not None:
+            for k in np.flatnonzero((prompts != self.demand.prompt_tokens[requests]) & (moved > 0)):
+                sizes[k] = self.sending(prompts[k : k + 1].astype(np.int64))[0][0]
+        return moved * sizes
 
     def _record(self) -> Handed:
         raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing, self.decode_router[1]))
         check(self.state)
         self.roster.now = max(self.roster.now, self._last_event())
-        sizes = self.moved + np.array([self._bytes_of(r) for r in range(self.n)])
+        sizes = self.moved + self._bytes_of(np.arange(self.n))
         record = record_of(self.passing, self.demand, self.crossing)
         table: Any = record.requests
         table["finish"][record.lost], table["state"][record.lost] = nan, QUEUED
@@ -578,12 +591,3 @@ class PoolService(Service):
         those = np.concatenate([rows["arrival"][: self.n], rows["finish"][self.n + gave_up]])
         times += [float(np.max(those[np.isfinite(those)], initial=0.0))]
         return max(time for time in times if isfinite(time))
-
-
-def _longest_prompt(fleet: Fleet) -> int:
-    """Tokens of a prompt that any prefill pool can compute."""
-    return min(
-        min(policy.longest_prompt(limits), policy.longest_request(limits) - 1, limits.num_blocks * limits.block_size)
-        for policy, limits, role in zip(fleet.policies, fleet.limits, fleet.roles, strict=True)
-        if role == "prefill"
-    )

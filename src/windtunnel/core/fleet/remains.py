@@ -141,6 +141,6 @@ def _before(state: State, r: int, generated: int, last_token: float, time: float
 def drop_stalls(state: State, requests: Integers, after: float) -> None:
     """Pauses of these requests that end after that time did not."""
     stalls: Any = state.stalls[: state.counters[STALLS]]
-    if len(stalls):
+    if len(stalls) and len(requests):
         gone = np.isin(stalls["request"], requests) & (stalls["resumed_token"] > after)
         stalls["request"][gone] = NONE

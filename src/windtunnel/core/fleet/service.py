@@ -365,6 +365,7 @@ class Service:
     def _tick(self, which: int, time: float) -> None:
         each = self.roster.crews[which]
         assert each.scaling is not None
+        self._forget_ended(time)
         measured = [self._measured(life, time) for life in each.lives]
         interval, then = each.scaling.interval, time + each.scaling.startup
         came = self.came

@@ -1,12 +1,13 @@
 """The link between prefill and decode pools when it fails: transfers that are under way, and what is to happen to them,
 in plain Python on the records of ``core.disaggregation.link``."""
 
+from math import isnan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.disaggregation.link import DOWN, EVENT, EVENTS, TRANSFER_END, Transfers
+from windtunnel.core.disaggregation.link import DOWN, EVENTS, TRANSFER_END, Transfers
 from windtunnel.core.engine import Integers
 
 Ends = tuple[int, int]
@@ -28,15 +29,16 @@ def set_events(transfers: Transfers, events: NDArray[Any]) -> None:
     transfers.counts[EVENTS] = len(events)
 
 
-def add_event(transfers: Transfers, time: float, kind: int, request: int) -> None:
-    """Something is to happen."""
-    one = np.array([(time, kind, request)], dtype=np.dtype(EVENT, align=True))
-    set_events(transfers, np.concatenate([events_of(transfers), one.astype(transfers.events.dtype)]))
+def add_events(transfers: Transfers, time: float, kind: int, requests: Integers) -> None:
+    """Something is to happen to these requests."""
+    more = np.zeros(len(requests), dtype=transfers.events.dtype)
+    more["time"], more["kind"], more["request"] = time, kind, requests
+    set_events(transfers, np.concatenate([events_of(transfers), more]))
 
 
-def drop_events(transfers: Transfers, requests: list[int], kinds: tuple[int, ...]) -> None:
+def drop_events(transfers: Transfers, requests: list[int] | Integers, kinds: tuple[int, ...]) -> None:
     """These kinds of events do not happen to these requests."""
-    events = events_of(transfers).copy()
+    events = events_of(transfers)
     gone = np.isin(events["request"], requests) & np.isin(events["kind"], kinds)
     if gone.any():
         set_events(transfers, events[~gone])
@@ -48,6 +50,12 @@ def under_way(transfers: Transfers) -> Integers:
     some = (handed["transfer_start"] >= 0) & np.isnan(handed["transfer_end"])
     found = np.flatnonzero(some & (handed["lost"] == 0) & (handed["stuck"] == 0))
     return found[np.argsort(handed["sent"][found], kind="stable")]
+
+
+def is_under_way(transfers: Transfers, r: int) -> bool:
+    """Whether the KV of a request is on its way."""
+    one = transfers.handed[r]
+    return bool(one["transfer_start"] >= 0 and isnan(one["transfer_end"]) and not one["lost"] and not one["stuck"])
 
 
 def ends_of(transfers: Transfers, r: int) -> Ends:
@@ -78,5 +86,5 @@ def plan_anew(transfers: Transfers, gone: list[int], time: float) -> None:
             if free != begin:
                 begin = handed["transfer_start"][r] = free
                 drop_events(transfers, [r], (TRANSFER_END,))
-                add_event(transfers, begin + work + float(rules["latency"]), TRANSFER_END, r)
+                add_events(transfers, begin + work + float(rules["latency"]), TRANSFER_END, np.array([r]))
         nics["free_at"][busy] = np.maximum(nics["free_at"][busy], begin + work)

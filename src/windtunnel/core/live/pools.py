@@ -305,15 +305,17 @@ class LivePools(Live, PoolService):
         self._withdraw(victims, time)
         return victims, had
 
-    def _make_anew(self, r: int, grown: int, time: float) -> None:
-        joined = float(self.transfers.handed["joined"][r])
-        if self._terms.relayed and grown > 0 and joined <= time and not self._decodes[r]:
-            self._say(joined, r, STAYS, int(self._had[r]) + 1)
-        super()._make_anew(r, grown, time)
-        both = [r, self.n + r]
-        self.told.given[both] = self.state.requests["generated"][both]
-        self._had[r] += grown
-        self._decodes[r] = False
+    def _make_anew(self, anew: list[tuple[int, int]], time: float) -> None:
+        for r, grown in anew:
+            joined = float(self.transfers.handed["joined"][r])
+            if self._terms.relayed and grown > 0 and joined <= time and not self._decodes[r]:
+                self._say(joined, r, STAYS, int(self._had[r]) + 1)
+        super()._make_anew(anew, time)
+        for r, grown in anew:
+            both = [r, self.n + r]
+            self.told.given[both] = self.state.requests["generated"][both]
+            self._had[r] += grown
+            self._decodes[r] = False
 
     def _leave_behind(self, r: int, time: float) -> None:
         before = len(self.behind.rows)
