@@ -1,19 +1,19 @@
 """Autoscalers on prefill and decode pools: the best of some, and a score that none is above.
 
-Over any window, each side of a deployment is paid for at least one replica, and for the GPU-seconds that its good
+In any window, each side of a deployment is paid for at least one replica, and for the GPU-seconds that its good
 requests take at least: a prompt's tokens that no earlier prompt of the load shares, and its decode steps, each by the
-cheapest of all servers (``prefill_queue.least_seconds``, ``decode_bound.Lines``). So with W the seconds of windows, t
-tokens and p, d the GPU-seconds of good requests that begin and end within one, a score s is not exceeded if
+cheapest of all servers (``prefill_queue.least_seconds``, ``decode_bound.Lines``). So good tokens are at most s for each
+GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
 
-    Σ_w max over x in [0, 1]: Σ t·x − s · (max(G·W, Σ p·x) + max(H·W, Σ d·x)) ≤ 0,
+    Σ t·x ≤ s · (Σ over windows of prompts: max(G·W, Σ p·x) + Σ over those of answers: max(H·V, Σ d·x)),
 
-G and H the GPUs of the smallest servers; each maximum is at least either of the two, which makes four bounds of a
-window, of which the least counts. Requests that no window holds take nothing.
+G and H the GPUs of the smallest servers, W and V the seconds of windows. Each maximum is at least either of the two:
+here the second where it is larger with all requests, and the first elsewhere; then x is 0 or 1 by the sign of what
+request i adds. What may not lie in one window takes nothing.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ from windtunnel.plan.trial import tables_for
 from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
-WINDOW = 300.0
+WINDOWS = (20.0, 300.0)
+"""Seconds of prompts, and of answers."""
 ROLES = ("prefill", "decode")
 
 
@@ -66,25 +67,23 @@ def scored(deployment: Deployment, question: Question) -> tuple[float, float]:
 def no_more(whole: PoolSpace, closed: Closed, question: Question) -> float:
     """A score that no autoscaler of any router exceeds, see above."""
     load, limits = question.workload, question.slo.limits
-    life = limits.get("ttft", np.inf) + limits.get("tpot", np.inf) * np.maximum(load.output_tokens - 1, 0)
-    window = np.floor(load.arrival / WINDOW).astype(np.int64)
-    windows = int(load.duration / WINDOW)
-    within = (np.floor((load.arrival + life) / WINDOW) == window) & (window < windows)
-    tokens, (prompts, decodes) = load.output_tokens.astype(np.float64), _work(whole, closed, question)
-    lightest = [min(server.weight for server in servers) for servers in (closed.prefills, closed.decodes)]
-
-    def left(score: float) -> float:
-        bounds = []
-        for a, b in product((0.0, 1.0), repeat=2):
-            gain = np.maximum(tokens - score * (a * prompts + b * decodes), 0.0)[within]
-            paid = score * WINDOW * ((1 - a) * lightest[0] + (1 - b) * lightest[1])
-            bounds.append(np.bincount(window[within], gain, windows) - paid)
-        return float(np.min(bounds, axis=0).sum() + tokens[~within].sum())
-
-    low, high = 0.0, closed.offered / sum(lightest)
+    first = np.full(len(load), limits.get("ttft", np.inf))
+    life = first + limits.get("tpot", np.inf) * np.maximum(load.output_tokens - 1, 0)
+    taken, paid = np.zeros(len(load)), 0.0
+    sides = zip(_work(whole, closed, question), (first, life), WINDOWS, (closed.prefills, closed.decodes), strict=True)
+    for work, lasts, width, servers in sides:
+        windows, window = int(load.duration / width), np.floor(load.arrival / width).astype(np.int64)
+        within = (np.floor((load.arrival + lasts) / width) == window) & (window < windows)
+        one = min(server.weight for server in servers)
+        least = width * one
+        full = np.append(np.bincount(window[within], work[within], windows) > least, False)
+        taken += np.where(within & full[np.minimum(window, windows)], work, 0.0)
+        paid += one * (load.duration - width * float(full.sum()))
+    tokens, low, high = load.output_tokens.astype(np.float64), 0.0, float(load.output_tokens.sum()) / max(paid, 1e-9)
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (low, middle) if left(middle) <= 0 else (middle, high)
+        left = float(np.maximum(tokens - middle * taken, 0.0).sum()) - middle * paid
+        low, high = (low, middle) if left <= 0 else (middle, high)
     return high
 
 

@@ -26,11 +26,12 @@ def test_no_autoscaler_is_above_the_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert f"no autoscaler above {bound:.3f}" in scaled.scaled(whole, closed, mine, RULES[:1])
 
     load = mine.workload
-    monkeypatch.setattr(scaled, "WINDOW", load.duration / 1.001)
+    width = load.duration / 1.001
+    monkeypatch.setattr(scaled, "WINDOWS", (width, width))
     tokens = load.output_tokens.astype(float)
     monkeypatch.setattr(scaled, "_work", lambda *_: (tokens / 2500, np.zeros(len(tokens))))
-    inside = load.arrival + 0.06 + 0.012 * (tokens - 1) < scaled.WINDOW
+    inside = load.arrival + 0.06 < width
     # one window: its prompts take more GPUs than one, and one decodes
-    by_hand = tokens.sum() / (tokens[inside].sum() / 2500 + scaled.WINDOW)
+    by_hand = tokens.sum() / (tokens[inside].sum() / 2500 + load.duration - width + load.duration)
     assert by_hand < offered_rate(mine) / 2
     assert scaled.no_more(whole, closed, mine) == pytest.approx(by_hand)
