@@ -6,6 +6,9 @@ ratios. CPU seconds are user + system, of one core; the least of several runs, a
 
 With ``--day ragpulse.jsonl.gz`` days instead: 512 users of RAGPulse's fifth day on DeepSeek-V3, of SGLang's prefill and
 decode pools and of vLLM, simulated and summed up. The load is read before the clock starts.
+
+With ``--first-runs`` the first run of each scheduler, one after the other, from an empty cache: each compiles what only
+it needs.
 """
 
 import argparse
@@ -87,6 +90,28 @@ def show_days(trace: Path) -> None:
             print(f"| {name} | {cells} |", flush=True)
 
 
+FEW = ["run", "Qwen/Qwen3-0.6B", "--random-input-len", "100", "--random-output-len", "4", "--num-prompts", "20"]
+SEPARATE = ["--prefill", "replicas=1", "--decode", "replicas=1"]
+FIRST: dict[str, list[str]] = {
+    "vLLM": [],
+    "TensorRT-LLM": ["--engine", "trtllm-1.0"],
+    "vLLM v0": ["--engine", "vllm-0.6"],
+    "SGLang": ["--engine", "sglang-0.5"],
+    "vLLM, separate pools": SEPARATE,
+    "SGLang, separate pools": ["--engine", "sglang-0.5", *SEPARATE],
+}
+
+
+def show_first_runs() -> None:
+    """CPU seconds and MB of each scheduler's first run, after those above it, and of its second."""
+    here = Path(__file__).parents[1]
+    print("| 20 requests | first run, CPU s | MB | second run, CPU s |\n|---|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in FIRST.items():
+            (first, peak), (second, _) = (once(here, Path(folder), [*FEW, *words, "--json"]) for _ in range(2))
+            print(f"| {name} | {first:.1f} | {peak:.0f} | {second:.2f} |", flush=True)
+
+
 def once(checkout: Path, cache: Path, arguments: list[str]) -> tuple[float, float]:
     """CPU seconds and peak MB of one process that runs the command of a checkout."""
     environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "WINDTUNNEL_CACHE": str(cache)}
@@ -128,7 +153,11 @@ def main() -> None:
     parser.add_argument("--trace", default="azure-conv", help="a name or a file")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--day", type=Path, help="RAGPulse's trace, with its pieces beside it: whole days instead")
+    parser.add_argument("--first-runs", action="store_true", help="of each scheduler, from an empty cache")
     options = parser.parse_args()
+    if options.first_runs:
+        show_first_runs()
+        return
     if options.day is not None:
         show_days(options.day)
         return

@@ -5,7 +5,8 @@ ms per token) for each GPU and second: ai-dynamo/aisimulate, examples/sweeper/nv
 these axes. TRACE is a day of RAGPulse in several copies, made by ``shared/prototypes/study/mktrace.py COPIES OUT``.
 Each engine has to beat those before. Prints the best, how many deployments each rule closed, CPU seconds and memory;
 ``--certificate`` keeps what ``tests/plan/answer/checker.py`` checks; ``--random N`` also tries N deployments that are
-drawn at random; ``--routers`` those on the best, with what no router is above.
+drawn at random; ``--routers`` and ``--autoscalers`` ("policy=planner interval=5 startup=0 most=16") those on the best,
+with what no router and no autoscaler is above.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.planning.scaled import scaled
 from windtunnel.deployment import SLO, Deployment, Link, Pool, usual_handover
 from windtunnel.deployment.handover import find_handover
 from windtunnel.files import write_whole
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--routers", nargs="+", default=[])
+    parser.add_argument("--autoscalers", nargs="+", default=[])
     given = parser.parse_args()
     question = Question(load_trace(given.trace), slo=SLO(ttft=1.0, tpot=0.05), attainment=NO_MINIMUM)
     team = processes(given.workers) if given.workers > 1 else in_turn()
@@ -192,6 +195,8 @@ def main() -> None:
             print(f"  {given.random:,} at random: {at_random(whole, answer.closed, light(question), given.random):.3f}")
         if given.routers:
             print(f"  router: {routed(whole, answer, light(question), given.routers)}", flush=True)
+        if given.autoscalers and answer.closed is not None:
+            print(f"  autoscaler: {scaled(whole, answer.closed, light(question), given.autoscalers)}", flush=True)
         if given.certificate is not None:
             target = given.certificate.with_stem(f"{given.certificate.stem}-{engine}")
             write_whole(target, [json.dumps(certificate(answer)) + "\n"])

@@ -36,12 +36,13 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> UnknownName:
-    """The error for a name that does not exist: says which one was probably meant, or which there are."""
+def unknown(kind: str, name: str, choices: Iterable[str], of: str = "") -> UnknownName:
+    """The error for a name that does not exist: says which one was probably meant, or which there are. ``of``: what it
+    would belong to."""
     known = sorted(choices)
     match = nearest(name, known)
     hint = f"did you mean {match!r}?" if match else f"known: {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
-    return UnknownName(f"unknown {kind} {name!r}: {hint}")
+    return UnknownName(f"unknown {kind} {name!r}{of and f' of {of}'}: {hint}")
 
 
 def require_words(settings: Any, of: str = "") -> None:

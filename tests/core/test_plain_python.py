@@ -43,13 +43,7 @@ def outcome(family: str, case: Any) -> tuple[Any, ...]:
     return tuple(repr(column.tolist()) for column in (record.requests[list(SEEN)], record.rows, record.stalls))
 
 
-COMPILED_FOR_THIS_ALONE = {"unified in pipelines", "SGLang in pipelines"}
-
-
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=pytest.mark.long if name in COMPILED_FOR_THIS_ALONE else ()) for name in FAMILIES],
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
     cases: list[Any] = []
 
@@ -90,8 +84,7 @@ def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> No
 
 
 def test_marked_tests_run_without_the_compiler() -> None:
-    schedulers = (TESTS / "core" / "schedulers" / f"test_{name}.py" for name in ("sglang", "unified"))
     others = (TESTS / name for name in ("metrics/test_bands.py", "launch/test_capabilities.py"))
-    places = (TESTS / "core" / "test_routing.py", *schedulers, *others, TESTS / "oracle", TESTS / "simulate")
+    places = (TESTS / "core" / "test_routing.py", *others, TESTS / "oracle", TESTS / "simulate")
     said = in_plain_python(8, *places, marked="plain_python and not long")
     assert " passed" in said and " skipped" not in said

@@ -26,7 +26,7 @@ def test_settings_are_changed_by_name() -> None:
     [
         ("least_outstandin", "unknown router 'least_outstandin': did you mean 'least_outstanding'"),
         ("round_robin:prefix=2", "router 'round_robin:prefix=2': round_robin has no settings"),
-        ("prefix_aware:prefx=2", "unknown setting of router 'prefix_aware' 'prefx': did you mean 'prefix'"),
+        ("prefix_aware:prefx=2", "unknown setting 'prefx' of router 'prefix_aware': did you mean 'prefix'"),
         ("prefix_aware:queue=-1", "router setting queue=-1.0: must be ≥ 0"),
         ("prefix_aware:queue=1,queue=2", "queue is given twice"),
         ("dynamo_kv:request_weight=x", "request_weight='x': must be a number"),

@@ -383,15 +383,14 @@ def happen(
         request = state.requests[r]
         if not has_lane(state, state.play, r, time):
             return
-        if request.state in (ROUTED_AHEAD, AGAIN):
-            start(state, order, course, hand, second, r, time)
-        elif request.state == GONE:
+        again = request.state in (ROUTED_AHEAD, AGAIN)
+        if request.state in (GONE, REFUSED):
+            if request.state == REFUSED:
+                request.arrival = time
             complete(state, r, time)
-        elif request.state == REFUSED:
-            request.arrival = time
-            complete(state, r, time)
-        elif wants_place(state, r, limit):
-            request.arrival = time
+        elif again or wants_place(state, r, limit):
+            if not again:
+                request.arrival = time
             start(state, order, course, hand, second, r, time)
     elif kind == LOOK:
         poll_balancer(state, time)

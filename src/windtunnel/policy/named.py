@@ -137,7 +137,7 @@ def _changed(what: str, text: str, settings: _Known, rest: str) -> _Known:
     for word, _, _ in pairs:  # all of them before the first value
         if ALIASES.get(word, word) not in kinds:
             names = [*kinds, *(short for short in ALIASES if ALIASES[short] in kinds)]
-            raise unknown(f"setting of {what} {text.partition(':')[0]!r}", word, names)
+            raise unknown("setting", word, names, f"{what} {text.partition(':')[0]!r}")
     values: dict[str, Any] = {}
     for word, equals, value in pairs:
         field = ALIASES.get(word, word)
@@ -220,7 +220,7 @@ def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
         known = [field.name for field in fields(cast(Any, found))]
         for name in arguments:
             if name not in known:
-                raise unknown(f"setting of {text.partition(':')[0]}", name, known)
+                raise unknown("setting", name, known, text.partition(":")[0])
         return cast(Settings, replace(cast(Any, found), **arguments))
     if not decides:
         raise InputError(

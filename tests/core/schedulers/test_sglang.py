@@ -70,7 +70,6 @@ def test_jumps_change_nothing_at_length(seed: int) -> None:
     check_equal(small_case(seed))
 
 
-@pytest.mark.plain_python
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_jumps_of_pipelines_change_nothing(seed: int) -> None:

@@ -24,7 +24,6 @@ def test_core_equals_reference_at_length(case: Case, jumps: bool) -> None:
     check_equal(case, jumps)
 
 
-@pytest.mark.plain_python
 @settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
 @given(pipeline_cases(), st.booleans())
 def test_pipelines_equal_the_reference(case: Case, jumps: bool) -> None:

@@ -20,11 +20,14 @@ from windtunnel.plan.goodput.prefill_queue import (
     SMALL,
     computed,
     dealt,
+    kept_at_best,
     kept_in_turn,
     lately,
     least_attention,
     least_seconds,
+    seconds_of_ranks,
 )
+from windtunnel.plan.space import Space
 from windtunnel.plan.trial import tables_for
 from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time
 
@@ -86,6 +89,27 @@ def test_no_prompt_finds_more_in_a_small_cache(engine: str) -> None:
             assert lately(pool, workload) and (work >= anything).all()
             assert (alone.requests.cached_tokens <= workload.prompt_tokens - work + 1).all()
             assert (workload.prompt_tokens - work).sum() < 0.8 * (workload.prompt_tokens - anything).sum()
+
+
+@pytest.mark.parametrize(("model", "experts"), [("Llama-3.1-8B", False), ("Qwen/Qwen3-30B-A3B", True)])
+def test_no_ranks_have_more_in_time(model: str, experts: bool) -> None:
+    load = scale_time(chat(1500), 1 / 1500)
+    ranks: dict[str, Any] = {"data_parallel_size": (2,), "max_model_len": (2048,), "max_num_seqs": (1, 16)}
+    side = Space(
+        model,
+        LIMITS | ranks | {"device": ("h100",), "engine": ("vllm-0.22",), "enable_expert_parallel": (experts,)},
+    )
+    whole = PoolSpace(side, side, handover=find_handover(usual_handover("vllm")))
+    asked = question(load, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
+    (prefills, _), (decodes, _) = (whole.side(role, with_price=False) for role in ("prefill", "decode"))
+    for first in (1, 2):
+        for _, pool in prefills:
+            deployment = whole.deployment(pool, decodes[0][1], (first, 1))
+            times, work = tables_for(asked, deployment)[0].times, computed(load, dealt(load, first))
+            assert isinstance(times, BatchTimes) and (len(times.expert_tokens) > 1) == experts
+            most = kept_at_best(load, first, seconds_of_ranks(deployment, load, work, times), LIMIT)
+            assert prefill_alone(asked, deployment).tokens <= most * (1 + 1e-9)
+            assert first > 1 or most < 0.9 * load.output_tokens.sum() / load.duration
 
 
 def test_by_hand() -> None:

@@ -25,6 +25,7 @@ WAY_IN = "way_in."
 STANDARD = {"numba_nextafter": "nextafter"}
 """Functions of numba's that are those of C by another name."""
 MOST_SAID = 4096
+"""Types of arrays that are remembered, at most."""
 CALLED = 50
 """How often an entry is called without numba. Each such call looks at all values again; numba remembers their types."""
 RESULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {

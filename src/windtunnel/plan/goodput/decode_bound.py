@@ -28,7 +28,7 @@ Integers = NDArray[np.int64]
 SLOPES = 16
 """Lines that are tried for the cost of a cached token."""
 CLASSES = 4
-"""Kinds of requests by tokens per second of work; more of them are more exact."""
+"""Kinds of requests by tokens per second of work."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,23 +103,25 @@ def hull_lines(x: Integers, y: Floats) -> list[tuple[float, float]]:
     return found
 
 
-def most_tokens(begin: Floats, end: Floats, work: Floats, tokens: Floats, groups: float) -> float:
+def most_tokens(
+    begin: Floats, end: Floats, work: Floats, tokens: Floats, groups: float, classes: int = CLASSES
+) -> float:
     """Tokens at most, where each request has ``work`` seconds between its ``begin`` and ``end``, and ``groups`` of such
-    seconds pass in each; fractions of requests count."""
+    seconds pass in each; fractions of requests count. With more ``classes`` of requests it is more exact."""
     doable = np.isfinite(work) & (work > 0)
     free = float(tokens[work <= 0].sum())
     if not doable.any():
         return free
     begin, end, work, tokens = (column[doable] for column in (begin, end, work, tokens))
     worth = tokens / work
-    edges = np.quantile(worth, np.linspace(1.0, 0.0, CLASSES + 1))[:-1]
+    edges = np.quantile(worth, np.linspace(1.0, 0.0, classes + 1))[:-1]
     first, last = np.floor(begin).astype(np.int64), np.ceil(end).astype(np.int64)
     last = np.maximum(last, first + 1)
     order = np.argsort(first, kind="stable")
     first, last, work, worth = first[order], last[order], work[order], worth[order]
     found = 0.0
     for place, edge in enumerate(edges):  # worth ≤ edge from here on: counts as the edge
-        below = edges[place + 1] if place + 1 < CLASSES else 0.0
+        below = edges[place + 1] if place + 1 < classes else 0.0
         kept = worth > below
         if kept.any():
             start = int(first[kept][0])

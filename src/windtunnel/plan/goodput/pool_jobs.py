@@ -21,11 +21,20 @@ from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.goodput.classes import longest_step, most_at_once, most_prompts, no_better, seat_ends
-from windtunnel.plan.goodput.closed import DECODE, FEWER, IN_TURN, PREFILL, SAME, SHARED, Closing, Layout, Server
+from windtunnel.plan.goodput.closed import AT_BEST, DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run, lost_so_far
-from windtunnel.plan.goodput.prefill_queue import Dealt, computed, dealt, kept_in_turn, lately, takes_in_turn
+from windtunnel.plan.goodput.prefill_queue import (
+    Dealt,
+    computed,
+    dealt,
+    kept_at_best,
+    kept_in_turn,
+    lately,
+    seconds_of_ranks,
+    takes_in_turn,
+)
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Requests, Run
@@ -197,22 +206,30 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
 
 
 def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
-    """Servers whose prompts may come in time where they are computed in turn; the others are closed."""
+    """Servers whose prompts may come in time where they are computed at the best speed; the others are closed."""
     question, found, late = job.question, list[Server](), dict[float, list[Server]]()
+    ranks, seconds, limits = job.prefills[0].pool.engine.data_parallel_size, list[Floats](), list[float]()
     for server in job.prefills:
         deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
-        tables = tables_for(question, deployment)
+        tables, work = tables_for(question, deployment), _work(question, server.pool, first)
         limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
         times = question.overheads.applied(tables[0].times)
-        most = kept_in_turn(deployment, question.workload, _work(question, server.pool, first), times, limit)
-        if most / _lightest(job) <= job.best:
-            late.setdefault(most, []).append(server)
-        else:
-            found.append(server)
+        if ranks > 1:
+            seconds.append(seconds_of_ranks(deployment, question.workload, work, times))
+            limits.append(limit)
+            continue
+        most = kept_in_turn(deployment, question.workload, work, times, limit)
+        late.setdefault(most, []).append(server)
+    if ranks > 1:  # one bound for all, since it takes longer to find
+        least = np.min(seconds, axis=0)
+        late[kept_at_best(question.workload, first, least, max(limits))] = list(job.prefills)
     for most, servers in late.items():
+        if most / _lightest(job) > job.best:
+            found += servers
+            continue
         for decodes, layouts in job.decodes:
-            report.closed.append(_closing(IN_TURN, servers, decodes, layouts, most))
-    return found
+            report.closed.append(_closing(AT_BEST, servers, decodes, layouts, most))
+    return sorted(found, key=job.prefills.index)
 
 
 def _work(question: Question, pool: Pool, first: int) -> Floats:

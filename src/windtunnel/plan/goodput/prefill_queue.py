@@ -29,7 +29,7 @@ from windtunnel.deployment.engine_scheduler import engine_scheduler
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.goodput.classes import ROUNDED
-from windtunnel.plan.goodput.decode_bound import hull_lines
+from windtunnel.plan.goodput.decode_bound import hull_lines, most_tokens
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.vllm_v1 import VllmV1
 from windtunnel.workload import Workload
@@ -45,6 +45,12 @@ PARTS = 16
 """Values of β that are tried."""
 LOOKS = 64
 """Earlier prompts that are looked at; where more were used lately, all that is shared may be in the cache."""
+BUSY = 0.25
+"""Share of the time below which ranks are not looked at."""
+FINE = 20.0
+"""Parts of a second in which what fits is counted."""
+KINDS = 32
+"""Kinds of prompts by their answer's tokens per second of work."""
 ROUND = 512
 """A number of blocks is rounded up to a multiple of this, for few to be told apart."""
 MANY = 4
@@ -56,10 +62,8 @@ def kept_in_turn(deployment: Deployment, workload: Workload, work: Floats, times
     where they compute this ``work`` (``computed``). Infinite where prompts are not dealt out in turn and taken as they
     come, or more than one rank or stage shares a replica's."""
     pool = deployment.pools[0]
-    plain = workload.images == (0, 0) and not pool.stores and not workload.priority.any()
-    fits = (workload.prompt_tokens + workload.max_tokens).max() <= pool.engine.resolved("max_model_len")
-    in_turn = deployment.router == "round_robin" and takes_in_turn(pool) and pool.engine.data_parallel_size == 1
-    if not (plain and fits and in_turn and isinstance(times, BatchTimes)):
+    plain = _plain(deployment, workload) and pool.engine.data_parallel_size == 1
+    if not (plain and isinstance(times, BatchTimes)):
         return np.inf
     prompt = workload.prompt_tokens.astype(np.float64)
     seconds, tokens = least_seconds(times, work, prompt, pool.engine.resolved("max_num_seqs")), 0.0
@@ -69,6 +73,39 @@ def kept_in_turn(deployment: Deployment, workload: Workload, work: Floats, times
         done = so_far + np.maximum.accumulate(arrival - (so_far - seconds[mine]))
         kept = done - arrival <= limit + ROUNDED
         tokens += float(workload.output_tokens[mine][kept].sum())
+    return tokens / workload.duration
+
+
+def _plain(deployment: Deployment, workload: Workload) -> bool:
+    """Whether prompts are dealt out in turn and taken as they come."""
+    pool = deployment.pools[0]
+    fits = (workload.prompt_tokens + workload.max_tokens).max() <= pool.engine.resolved("max_model_len")
+    own = workload.images == (0, 0) and not pool.stores and not workload.priority.any()
+    return bool(own and fits and deployment.router == "round_robin" and takes_in_turn(pool))
+
+
+def seconds_of_ranks(deployment: Deployment, workload: Workload, work: Floats, times: Times) -> Floats:
+    """Seconds of a replica that each prompt takes at least of ranks that share them: a step lasts as long as that of
+    the mean rank, and, in lockstep, the experts of all tokens. 0 where that is not known."""
+    pool = deployment.pools[0]
+    if not (_plain(deployment, workload) and isinstance(times, BatchTimes)):
+        return np.zeros(len(workload))
+    prompt, experts = workload.prompt_tokens.astype(np.float64), times.expert_tokens[1:]
+    of_rank = least_seconds(times, work, prompt, pool.engine.resolved("max_num_seqs"))
+    shared = float((experts / np.arange(1, len(experts) + 1)).min()) if len(experts) else 0.0
+    return np.asarray(of_rank / pool.engine.data_parallel_size + shared * work)
+
+
+def kept_at_best(workload: Workload, replicas: int, seconds: Floats, limit: float) -> float:
+    """Output tokens per second of prompts that fit before their limits, dealt out in turn and computed in the best
+    order; infinite where replicas are idle for most of the time, so that nearly all fit."""
+    if float(seconds.sum()) < BUSY * replicas * workload.duration:
+        return np.inf
+    arrival, tokens = workload.arrival * FINE, 0.0
+    for one in range(replicas):
+        mine = slice(one, None, replicas)
+        begin, answers = arrival[mine], workload.output_tokens[mine].astype(np.float64)
+        tokens += most_tokens(begin, begin + limit * FINE, seconds[mine] * FINE, answers, 1.0, KINDS)
     return tokens / workload.duration
 
 

@@ -446,7 +446,7 @@ def sort_seats(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: A
         seats[WHO, at], seats[ENDS, at], seats[BEYOND, at] = r, ends, beyond
 
 
-@part
+@compiled
 def send_back(
     tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int, others: int
 ) -> None:

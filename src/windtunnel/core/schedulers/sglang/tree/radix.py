@@ -256,7 +256,7 @@ def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, leng
     return node
 
 
-@part
+@compiled
 def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     """Cut a node in two; the upper part is new and newly used, in the old one's place among the children."""
     record = tree.nodes[lower]
