@@ -106,7 +106,7 @@ def cell(engine: str, feature: str, requests: int, rates: dict[str, float]) -> s
         rate = rates[feature] = measured(words, requests, 3)
     except InputError as error:
         return f"no: {str(error)[:90]}"
-    return f"{rate:,.0f} ({rate / rates[base_of(feature)]:.2f})"
+    return f"{rate:,.0f} ({rate / rates.get(base_of(feature), rates['plain']):.2f})"
 
 
 def rows(engines: Sequence[str], requests: int) -> Iterator[str]:
