@@ -2,8 +2,8 @@
 
 In any window, each side of a deployment is paid for at least one replica, and for the GPU-seconds that its good
 requests take at least: a prompt's tokens that no earlier prompt of the load shares, and its decode steps, each by the
-cheapest of all servers (``prefill_queue.seconds_of_ranks``, ``decode_bound.Lines``). So good tokens are at most s for each
-GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
+cheapest of all servers (``prefill_queue.seconds_of_ranks``, ``decode_bound.Lines``). So good tokens are at most s for
+each GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
 
     Σ t·x ≤ s · (Σ over windows of prompts: max(G·W, Σ p·x) + Σ over those of answers: max(H·V, Σ d·x)),
 
