@@ -1,7 +1,7 @@
 """What each feature costs with each engine: ``python -m benchmarks.features [ENGINE …]``.
 
-Prints a Markdown table: requests per CPU-second of ``simulate`` with tables at hand. A feature that an engine does not
-have says why.
+Prints a Markdown table: requests per CPU-second of ``simulate`` with tables at hand, and their share of those of the
+same pools without the feature. A feature that an engine does not have says why.
 """
 
 import argparse
@@ -64,6 +64,8 @@ FEATURES: dict[str, dict[str, Any]] = {
         "fail": ["pool=decode mtbf=60 down=10"],
     },
 }
+BASES = {"pipeline": "pipeline of 2", "P/D": "P/D"}
+"""What features of these pools are compared with; others with ``plain``."""
 MODEL = "Qwen/Qwen3-8B"
 
 
@@ -90,23 +92,30 @@ def measured(words: dict[str, Any], requests: int, repeats: int) -> float:
     return best
 
 
-def cell(engine: str, feature: str, requests: int) -> str:
-    """What stands in the table."""
+def base_of(feature: str) -> str:
+    """What a feature is compared with."""
+    base = next((base for pools, base in BASES.items() if feature.startswith(pools)), "plain")
+    return "plain" if feature == base else base
+
+
+def cell(engine: str, feature: str, requests: int, rates: dict[str, float]) -> str:
+    """What stands in the table; ``rates`` of the engine's features gets one more."""
     words = words_of(engine, feature)
     try:
         measured(words, 200, 1)  # compiles
-        rate = measured(words, requests, 3)
+        rate = rates[feature] = measured(words, requests, 3)
     except InputError as error:
         return f"no: {str(error)[:90]}"
-    return f"{rate:,.0f}"
+    return f"{rate:,.0f} ({rate / rates[base_of(feature)]:.2f})"
 
 
 def rows(engines: Sequence[str], requests: int) -> Iterator[str]:
     """The table, row by row."""
     yield f"| requests/CPU-s | {' | '.join(engines)} |"
     yield f"|---|{'---:|' * len(engines)}"
+    rates: dict[str, dict[str, float]] = {engine: {} for engine in engines}
     for feature in FEATURES:
-        yield f"| {feature} | {' | '.join(cell(engine, feature, requests) for engine in engines)} |"
+        yield f"| {feature} | {' | '.join(cell(engine, feature, requests, rates[engine]) for engine in engines)} |"
 
 
 def main() -> None:

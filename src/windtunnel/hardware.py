@@ -101,6 +101,11 @@ class Device:
         return self.flops.get(dtype, self.flops["bfloat16"])
 
     @property
+    def is_hopper(self) -> bool:
+        """H100, H200, H20 and their Grace siblings (compute capability 9.0)."""
+        return self.sm_version == 90
+
+    @property
     def is_blackwell_datacentre(self) -> bool:
         """B200, B300 and their Grace siblings (compute capability 10.x)."""
         return 100 <= self.sm_version < 110

@@ -49,6 +49,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "pipelines": (False,),
         "server_per_rank": True,
+        "pads_ranks": True,
     },
     "vllm-0.15": {
         "async_scheduling": True,
@@ -57,6 +58,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "scheduler": "vllm-0.16",
         "pipelines": (False,),
         "server_per_rank": True,
+        "pads_ranks": True,
     },
     "vllm-0.14": {
         "async_scheduling": True,
@@ -64,6 +66,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "scheduler": "vllm-0.16",
         "pipelines": (False,),
+        "pads_ranks": True,
     },
     "vllm-0.13": {
         "async_scheduling": False,
@@ -72,6 +75,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "scheduler": "vllm-0.12",
         "fuses_all_reduce": False,
         "pipelines": (False,),
+        "pads_ranks": True,
     },
     "vllm-0.12": {
         "async_scheduling": False,
@@ -79,6 +83,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_memory_utilization": 0.9,
         "fuses_all_reduce": False,
         "pipelines": (False,),
+        "pads_ranks": True,
+        "pads_experts": True,
     },
     "vllm-0.11": {
         "async_scheduling": False,
@@ -88,6 +94,8 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "fuses_all_reduce": False,
         "since": "0.11.1",
         "pipelines": (False,),
+        "pads_ranks": True,
+        "pads_experts": True,
     },
     "vllm-0.10": {
         "async_scheduling": False,
@@ -96,6 +104,7 @@ BESIDES_DEFAULTS: dict[str, dict[str, Any]] = {
         "fuses_all_reduce": False,
         "deepep": False,
         "pipelines": (False,),
+        "pads_ranks": True,
     },
     "vllm-0.8": {
         "async_scheduling": False,
@@ -230,6 +239,8 @@ DEFAULTS: dict[str, Any] = {
     "fuses_all_reduce": True,
     "own_all_reduce": True,
     "deepep": True,
+    "pads_experts": False,
+    "pads_ranks": False,
     "pipelines": (),
     "turns_stages_synchronous": False,
     "before_v1": False,

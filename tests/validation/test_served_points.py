@@ -10,8 +10,11 @@ from windtunnel.validation.served_points import COLUMNS, read_points
 
 
 def point(**values: str) -> dict[str, str]:
-    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "model_path", "precision")
-    return dict.fromkeys(names, "") | values
+    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "model_path", "precision", "backend")
+    return dict.fromkeys((*names, "silicon_data_source"), "") | values
+
+
+GENERATED = {"backend": "vllm", "silicon_data_source": "source_file=data/aic-auto-gap-analysis/a.csv"}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,8 @@ def point(**values: str) -> dict[str, str]:
         (point(tp_size="4.0", attention_dp_size="4.0", moe_tp_size="1.0", moe_ep_size="16.0"), (4, 1, True)),
         (point(tp_size="2.0", moe_tp_size="4.0", moe_ep_size="1.0"), (2, 2, False)),
         (point(tp_size="8.0", moe_tp_size="0.0", moe_ep_size="0.0"), (8, 1, False)),
+        (point(tp_size="2.0", moe_tp_size="1.0", moe_ep_size="2.0"), (2, 1, True)),
+        (point(tp_size="2.0", moe_tp_size="1.0", moe_ep_size="2.0", **GENERATED), (2, 1, False)),
         (
             point(tp_size="8.0", attention_dp_size="1.0", moe_tp_size="8.0", precision="fp8", model_path="MiniMaxAI/M"),
             (8, 1, True),

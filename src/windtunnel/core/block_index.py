@@ -37,8 +37,9 @@ def followers_of(items: int, slots: int) -> Followers:
 
 @part
 def home(key: int, mask: int) -> int:
-    """Where a key would like to stand in an index of ``mask`` + 1 places."""
-    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & mask
+    """Where a key would like to stand in an index of ``mask`` + 1 places. Its last 24 bits may count blocks, and those
+    above them requests: one sum of both, so that neither the same block of many nor many blocks of one meet there."""
+    return ((key & 0xFFFFFF) * 0x9E3779B1 + (key >> 24 & 0x7FFFFFFF) * 0x763C5AB7 >> 16) & mask
 
 
 @compiled

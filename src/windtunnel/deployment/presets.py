@@ -95,6 +95,13 @@ class EnginePreset:
     """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
     own_all_reduce: bool = True
     """Small messages are added up by a kernel of the engine's own, otherwise by NCCL."""
+    pads_experts: bool = False
+    """On Hopper experts in 8-bit blocks are DeepGEMM's grouped products at any batch size, all of whose room is
+    multiplied (vLLM 0.11 and 0.12: ``deepgemm_moe_permute`` names expert 0 for rows that nobody fills; 0.13 skips them,
+    0.15 chooses other kernels)."""
+    pads_ranks: bool = False
+    """Ranks in lockstep are padded to the tokens of the largest in every step, not only where a graph holds it, unless
+    nothing is captured (vLLM up to 0.16: ``allow_dp_padding``, before 0.12 ``get_dp_padding``)."""
     deepep: bool = True
     """DeepEP's exchange can be chosen by a flag, and two micro-batches hide it (vLLM from 0.11.1 on, SGLang)."""
     pipelines: tuple[bool, ...] = ()
@@ -156,13 +163,31 @@ VLLM_0_32 = EnginePreset(
     counts_in_flight=True,
 )
 VLLM_0_16 = EnginePreset(
-    "vllm-0.16", True, False, 0.9, pipelines=(False,), memory=MEMORY_TORCH_SAMPLER, server_per_rank=True
+    "vllm-0.16",
+    async_scheduling=True,
+    scheduler_reserve_full_isl=False,
+    gpu_memory_utilization=0.9,
+    pipelines=(False,),
+    memory=MEMORY_TORCH_SAMPLER,
+    server_per_rank=True,
+    pads_ranks=True,
 )
 """Asynchronous scheduling is the default from 0.14 on, as the release notes of 0.14.0 say."""
-VLLM_0_12 = EnginePreset(
-    "vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, memory=MEMORY_TORCH_SAMPLER
+VLLM_0_13 = EnginePreset(
+    "vllm-0.13",
+    async_scheduling=False,
+    scheduler_reserve_full_isl=False,
+    gpu_memory_utilization=0.9,
+    pipelines=(False,),
+    fuses_all_reduce=False,
+    memory=MEMORY_TORCH_SAMPLER,
+    scheduler="vllm-0.12",
+    pads_ranks=True,
 )
-VLLM_0_17 = replace(VLLM_0_16, name="vllm-0.17", scheduler="vllm-0.16", memory=MEMORY_FLASHINFER_SAMPLER)
+VLLM_0_12 = replace(VLLM_0_13, name="vllm-0.12", scheduler="", pads_experts=True)
+VLLM_0_17 = replace(
+    VLLM_0_16, name="vllm-0.17", scheduler="vllm-0.16", memory=MEMORY_FLASHINFER_SAMPLER, pads_ranks=False
+)
 VLLM_0_19 = replace(VLLM_0_17, name="vllm-0.19", scheduler="vllm-0.20", scheduler_reserve_full_isl=True)
 VLLM_0_20 = replace(VLLM_0_19, name="vllm-0.20", scheduler="", gpu_memory_utilization=0.92)
 VLLM_0_22 = replace(
@@ -250,11 +275,11 @@ PRESETS: dict[str, EnginePreset] = {
         VLLM_0_16,
         replace(VLLM_0_16, name="vllm-0.15", scheduler="vllm-0.16"),
         replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16", server_per_rank=False),
-        replace(VLLM_0_12, name="vllm-0.13", scheduler="vllm-0.12"),
+        VLLM_0_13,
         VLLM_0_12,
         replace(VLLM_0_12, name="vllm-0.11", since="0.11.1", scheduler="vllm-0.12"),
-        replace(VLLM_0_12, name="vllm-0.10", deepep=False),
-        replace(VLLM_0_12, name="vllm-0.8", deepep=False, scheduler="vllm-0.10"),
+        replace(VLLM_0_13, name="vllm-0.10", deepep=False, scheduler=""),
+        replace(VLLM_0_13, name="vllm-0.8", deepep=False, scheduler="vllm-0.10", pads_ranks=False),
         VLLM_0_6,
         SGLANG_0_5,
         replace(SGLANG_0_5, name="sglang-0.4.6", since="", scheduler=""),

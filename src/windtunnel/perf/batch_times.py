@@ -66,7 +66,8 @@ class BatchTimes:
     padded: Integers
     """[T + 1] tokens after padding to the captured graph, or the tokens themselves where no graph is captured."""
     graph_tokens: int
-    """Largest captured graph in tokens; 0 without graphs."""
+    """Largest batch of a rank to which ranks in lockstep are padded: the largest captured graph in tokens, 0 without
+    graphs; every batch in old releases of vLLM."""
     mixed_attention: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """[N + 1, K] decode attention in a batch with prefill chunks; ``decode_attention`` unless given."""
     decode_width: int = 1

@@ -11,7 +11,9 @@ The file records neither server flags nor always the version. Three things are t
   experts / tp there. Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those
   of their twins with dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data
   parallelism, so they are read as tensor parallelism tp with expert parallelism. Rows with moe_tp = moe_ep = g and
-  tp·dp = g² (64 GPUs of an eight-GPU node) are read as g GPUs with expert parallelism for the same reason. Where the
+  tp·dp = g² (64 GPUs of an eight-GPU node) are read as g GPUs with expert parallelism for the same reason. vLLM's
+  rows of the other sources with experts over ranks are read without: their generator's rules of that day did not pass
+  the flag (aiconfigurator 0.5 and 0.7, ``rule_plugin/vllm.rule``), and times equal those of their twins. Where the
   other sources have n clients for each of ``batch_size``, n is the ranks of attention if it is the number of the
   experts' GPUs, else replicas.
 """
@@ -388,6 +390,8 @@ def parallelism(row: Mapping[str, str]) -> tuple[int, int, bool]:
         dp = max(1, moe_tp * moe_ep // tp)
     elif tp > 1 and dp > 1 and moe_ep == tp * dp:
         dp = 1
+    if row["backend"] == "vllm" and "auto-gap-analysis" in row["silicon_data_source"]:
+        expert_parallel = False
     if row["model_path"].startswith("MiniMaxAI/") and row["precision"] == "fp8" and tp == 8:
         expert_parallel = True  # slices of 1,536 / 8 are no whole fp8 blocks: vLLM refuses to start without
     return tp, dp, expert_parallel

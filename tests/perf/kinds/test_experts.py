@@ -26,8 +26,10 @@ from windtunnel.perf.database import Database, Measured, open_database
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import MEASURED, MODELLED
 from windtunnel.perf.kinds.experts import BACKENDS, TYPICAL, Experts, ExpertTable
+from windtunnel.perf.kinds.gemm import Gemm
 
 SHAPE = Experts(2048, 768, 8, 128)
+OF_ROWS = ((1536, 2048), (2048, 768))
 
 
 def least(kernel: Kernel, a: Any, b: Any = 0.0) -> np.ndarray:
@@ -172,3 +174,18 @@ def test_a_load_balancer_that_was_not_measured_saves_nothing_and_says_so(measure
     plain, even = (ask(measured, replace(kernel, slots=places), TOKENS) for places in (0, 128))
     np.testing.assert_array_equal(even.seconds, plain.seconds)
     assert any("what a load balancer saves was not measured" in note for note in measured.notes)
+
+
+def test_padded_rows_are_all_multiplied(measured: Measured) -> None:
+    """Of 128 experts on two GPUs each has 64: choices · 8 + 64 · 127 rows, in whole blocks, whoever's they are."""
+    kernel = replace(SHAPE, dtype="fp8_block", padded=True)
+    tokens = np.array([1.0, 16.0, 17.0, 8192.0])
+    assert kernel.rows(tokens).tolist() == [16_384, 16_384, 16_512, 81_792]
+    assert replace(kernel, ep=2).rows(tokens).tolist() == [8_192, 8_320, 8_320, 73_728]
+    assert replace(kernel, padded=False, ep=2).rows(tokens).tolist() == [4, 64, 68, 32_768]
+    found, plain = (ask(measured, each, tokens).seconds for each in (kernel, replace(kernel, padded=False)))
+    assert found[1] < 1.02 * found[0] and found[0] > 3 * plain[0]
+    products = sum(ask(measured, Gemm(*shape, "fp8_block"), kernel.rows(tokens)).seconds for shape in OF_ROWS)
+    moved = (9 * 768 * kernel.rows(tokens) + 4 * 2048 * 8 * tokens) / (0.8 * H100.memory_bandwidth)
+    np.testing.assert_allclose(found, products + moved + 16e-6)
+    assert kernel.flops(tokens, tokens).tolist() == (6 * 2048 * 768 * kernel.rows(tokens)).tolist()

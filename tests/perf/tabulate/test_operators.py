@@ -137,6 +137,34 @@ def test_experts_of_ranks_in_lockstep_see_the_tokens_of_all() -> None:
     assert sliced == Experts(2048, 768, 8, 128, tp=2, ep=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "engine", "padded"),
+    [
+        ("h200", {}, True),
+        ("h200", {"data_parallel_size": 4, "enable_expert_parallel": True}, True),
+        ("h200", {"preset": "vllm-0.11"}, True),
+        ("h200", {"preset": "vllm-0.13"}, False),
+        ("h200", {"moe_backend": "triton"}, False),
+        ("b200", {}, False),
+    ],
+)
+def test_old_vllm_multiplies_the_room_of_every_expert_on_hopper(
+    name: str, engine: dict[str, Any], padded: bool
+) -> None:
+    ops = operators(pool("Qwen/Qwen3-235B-A22B-FP8", name, **({"preset": "vllm-0.12"} | engine)))
+    kernel = named(ops, "experts").kernel
+    assert isinstance(kernel, Experts) and kernel.padded == padded
+    plain = named(operators(pool("Qwen/Qwen3-235B-A22B", name, preset="vllm-0.12")), "experts").kernel
+    assert isinstance(plain, Experts) and not plain.padded
+
+
+@pytest.mark.parametrize(("shares", "padded"), [(4, True), (8, False)])
+def test_it_does_not_where_many_gpus_share_an_expert(shares: int, padded: bool) -> None:
+    ops = operators(pool("deepseek-ai/DeepSeek-V3", preset="vllm-0.12", tensor_parallel_size=shares))
+    kernel = named(ops, "experts").kernel
+    assert isinstance(kernel, Experts) and kernel.padded == padded
+
+
 def test_experts_of_one_rank_are_token_level() -> None:
     ops = operators(pool("Qwen/Qwen3-30B-A3B", tensor_parallel_size=2))
     assert named(ops, "experts").phase == "tokens"

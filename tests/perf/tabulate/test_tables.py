@@ -123,3 +123,23 @@ def test_attention_residuals_travel_with_the_hidden_state() -> None:
     assert activations(pool(pipeline_parallel_size=3)) == [2, 2]
     first, second = sends(kimi, axes(kimi), predictor(kimi, "modelled"))[:, 4096]
     assert second > first
+
+
+@pytest.mark.parametrize(
+    ("engine", "equal"),
+    [
+        ({"preset": "vllm-0.16"}, 700),
+        ({"preset": "vllm-0.16", "enforce_eager": True}, 0),
+        ({"preset": "vllm-0.16", "num_speculative_tokens": 1, "acceptance_length": 1.5}, 80),
+        ({"preset": "vllm-0.17"}, 80),
+    ],
+)
+def test_ranks_of_old_vllm_are_padded_to_the_largest(engine: dict[str, Any], equal: int) -> None:
+    served = pool("Qwen/Qwen3-30B-A3B", data_parallel_size=2, **engine)
+    assert axes(served).equal_tokens == equal
+    times = tabulate(served, "modelled").times
+    assert times.graph_tokens == equal
+    ranks: list[Any] = [(0, 0, [(600, 0)]), (1, 100, [])]
+    slowest = max(times.rank(*each) for each in ranks)
+    tokens = 1200 if equal == 700 else 601
+    assert times.lockstep(ranks) == times.step(slowest + float(times.expert_tokens[tokens]), 1)

@@ -109,16 +109,30 @@ def bound_stores(state: State, stores: Stores, pool: Pool, group: Group) -> None
 @part
 def begin_decision(state: State, stores: Stores, group: Group) -> None:
     """The group decides: what has been computed is written."""
-    group.dozes = 0
-    write_down(state, stores, group)
+    group.dozes, due = 0, False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        due |= state.lanes[i].saves > 0 and stores.saves[i, 0].time <= group.now
+    if due:
+        write_down(state, stores, group)
 
 
-@compiled
+@part
 def come(state: State, stores: Stores, pool: Pool, group: Group) -> None:
     """Requests whose KV is there are in the queue, behind those of other lanes that have just been given memory."""
+    due = False
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         lane.decided = group.now
+        due |= lane.loads > 0 and stores.rows[lane.loading].until <= group.now
+    if due:
+        put_loaded(state, stores, pool, group)
+
+
+@compiled
+def put_loaded(state: State, stores: Stores, pool: Pool, group: Group) -> None:
+    """See ``come``."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
         while lane.loads > 0 and stores.rows[lane.loading].until <= group.now:
             r = lane.loading
             lane.loading = state.requests[r].next
@@ -351,7 +365,7 @@ def forget_computed(stores: Stores, lane: Lane, r: int) -> None:
 # Many steps at once.
 
 
-@compiled
+@part
 def plan_steps(state: State, stores: Stores, pool: Pool, group: Group, until: float) -> float:
     """Say how many equal steps the group may make; returns until when at most.
 

@@ -13,8 +13,16 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, held_below
 from windtunnel.perf.between.ensemble import EnsembleCurve, by_logs, by_touched, straight
 from windtunnel.perf.database import Columns, Database, Measured, Table, medians, one_per_key
-from windtunnel.perf.kernel import RATES, STORED_BYTES, Kernel
+from windtunnel.perf.kernel import LAUNCH_GRAPH, RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, OTHER_SHAPE, KernelTimes
+from windtunnel.perf.kinds.elementwise import BANDWIDTH
+from windtunnel.perf.kinds.gemm import Gemm
+
+BLOCK = 128
+"""Rows of a block of DeepGEMM's contiguous layout."""
+LAYING_OUT = 8
+"""Kernels that lay rows out for two grouped products: the cast of tokens, the count of each expert's, two that clear
+and fill indices, the copy, the activation, its cast, and the sum of a token's rows."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +45,29 @@ class Experts(Kernel):
     """Whose kernel, one of BACKENDS; empty: the fastest."""
     slots: int = 0
     """Places for experts and copies on all GPUs where a load balancer keeps the GPUs' loads even; 0: none does."""
+    padded: bool = False
+    """Every choice of a token has a row on every GPU, an expert's rows begin a new block of BLOCK, and the blocks that
+    the most uneven choice would fill are all multiplied."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A product and a sum for each weight of the experts that a token chooses."""
-        return 2.0 * self._weights * a * self.top_k / self.ep
+        return 2.0 * self.weights * self.rows(a)
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """Weights of the experts touched, tokens in and out of both products."""
-        moved = 2.0 * (2.0 * self.hidden + 2.0 * self.inter / self.tp) * a * self.top_k / self.ep
-        return self.touched(a) * self._weights * STORED_BYTES[self.dtype] + moved
+        moved = 2.0 * (2.0 * self.hidden + 2.0 * self.inter / self.tp) * self.rows(a)
+        return self.touched(a) * self.weights * STORED_BYTES[self.dtype] + moved
+
+    def rows(self, a: Floats) -> Floats:
+        """Rows that one GPU multiplies with an expert each."""
+        if not self.padded:
+            return a * self.top_k / self.ep
+        room = self.num_experts / self.ep * (BLOCK - 1)
+        return BLOCK * np.ceil((a * self.top_k + room) / BLOCK)
 
     @property
-    def _weights(self) -> float:
-        """Weights of one GPU's slice of one expert."""
+    def weights(self) -> float:
+        """Of one GPU's slice of one expert."""
         return (3.0 if self.gated else 2.0) * self.hidden * self.inter / self.tp
 
     def touched(self, a: Floats) -> Floats:
@@ -60,6 +78,11 @@ class Experts(Kernel):
     def rate(self) -> str:
         """That of its weights' format, unless they are widened."""
         return "bfloat16" if self.weight_only else RATES.get(self.dtype, "bfloat16")
+
+    @property
+    def launched(self) -> int:
+        """One, unless rows are laid out for it."""
+        return 2 + LAYING_OUT if self.padded else 1
 
     def describe(self) -> str:
         """Sizes, sharding and format."""
@@ -261,6 +284,9 @@ class ExpertTable(Table):
 
     def times(self, kernel: Experts, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` tokens of all ranks, or None without a table."""
+        if kernel.padded:
+            self.note(f"experts {_text(kernel)}: DeepGEMM's, with all their room; without it moe_backend=triton")
+            return self._grouped(kernel, a)
         lanes = LANES.get(kernel.dtype, ())
         lanes = WIDENED.get(kernel.dtype, lanes) if kernel.weight_only else lanes
         for lane in lanes:
@@ -269,6 +295,19 @@ class ExpertTable(Table):
                 return found if lane == lanes[0] else found.modelled()
         found = self._from_lane(kernel, "bfloat16", a)
         return found.modelled() if found is not None else None
+
+    def _grouped(self, kernel: Experts, a: Floats) -> KernelTimes | None:
+        """Both products of all rows, as long as DeepGEMM's of as many rows with one matrix, or as the weights take to
+        read; and what lays rows out: a copy for each choice in 8 bits, the activation, its cast, and the sum."""
+        rows, inner, bandwidth = kernel.rows(a), kernel.inter // kernel.tp, BANDWIDTH * self.device.memory_bandwidth
+        shapes = ((2 * inner if kernel.gated else inner, kernel.hidden), (kernel.hidden, inner))
+        found = [Gemm(*shape, dtype=kernel.dtype).measured(self.known, rows, np.zeros_like(rows)) for shape in shapes]
+        if found[0] is None or found[1] is None:
+            return None
+        weights = kernel.touched(a) * kernel.weights * STORED_BYTES[kernel.dtype] / bandwidth
+        moved = 9.0 * inner * rows + 4.0 * kernel.hidden * a * kernel.top_k
+        products = np.maximum(found[0].seconds + found[1].seconds, weights)
+        return replace(found[0], seconds=products + moved / bandwidth + LAYING_OUT * LAUNCH_GRAPH).modelled()
 
     def _from_lane(self, kernel: Experts, lane: str, a: Floats) -> KernelTimes | None:
         chosen = self.once(self._best, kernel, lane)

@@ -59,6 +59,9 @@ FUSED_SINCE = 90
 vLLM and SGLang, TensorRT-LLM's own)."""
 
 
+MANY_SHARES = 8
+
+
 def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
     found = in_parts_of_prompts(pool, fused(pool, corrections, _step(pool)))
@@ -265,6 +268,13 @@ def _learned_residual(pool: Pool, layer: Layer) -> Iterator[Operator]:
     yield moving("laurel_add", 8.0 * hidden)
 
 
+def _pads(pool: Pool, kernel: Experts) -> bool:
+    """Whether the room for every expert is multiplied (``EnginePreset.pads_experts``); vLLM leaves it where eight GPUs
+    or more share an expert (``get_fp8_moe_backend`` of 0.12)."""
+    chosen = preset(pool.engine.preset).pads_experts and pool.engine.moe_backend == "auto" and not kernel.layout
+    return chosen and pool.device.is_hopper and kernel.dtype == "fp8_block" and kernel.tp < MANY_SHARES
+
+
 def _loads_are_even(engine: Engine) -> bool:
     """Whether a load balancer chooses which GPU has which expert, and copies of those that are asked for most."""
     return engine.enable_expert_parallel and (engine.enable_eplb or engine.num_redundant_experts > 0)
@@ -294,6 +304,7 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         backend="" if engine.moe_backend == "auto" else engine.moe_backend,
         slots=moe.num_experts + engine.num_redundant_experts if _loads_are_even(engine) else 0,
     )
+    kernel = replace(kernel, padded=_pads(pool, kernel))
     there, back = there_and_back(pool, moe, kernel) if engine.expert_ranks > 1 else ((), ())
     if engine.all2all_backend == ONE_KERNEL:
         (dispatch,), (combine,) = ([each.kernel for each in side] for side in (there, back))

@@ -54,6 +54,8 @@ class Axes:
     chunk_knots: Integers
     ranks: int
     """Ranks in lockstep, 1 otherwise."""
+    equal_tokens: int = 0
+    """Largest batch of a rank to which the others are padded."""
     drafts: int = 0
     """Tokens that a draft proposes in a step."""
     accepted: float = 1.0
@@ -93,6 +95,7 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         context_knots=octave_knots(engine.resolved("max_model_len"), CONTEXT_STEP),
         chunk_knots=octave_knots(engine.resolved("max_num_batched_tokens"), 1),
         ranks=engine.data_parallel_size if pool.lockstep else 1,
+        equal_tokens=len(tokens) - 1 if largest and _pads_ranks(engine) else largest,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,
         draft_share=draft_share(pool),
@@ -104,6 +107,11 @@ def draft_share(pool: Pool) -> float:
     if pool.engine.speculative_model:
         return 0.0
     return len(pool.model.draft_layers) / pool.model.num_layers
+
+
+def _pads_ranks(engine: Engine) -> bool:
+    """Whether ranks are padded beyond the graphs; with drafts not looked at."""
+    return preset(engine.preset).pads_ranks and not engine.num_speculative_tokens
 
 
 def _graphs_prompts(engine: Engine) -> bool:
@@ -196,7 +204,7 @@ class Sums:
             chunk_knots=ax.chunk_knots,
             prefill_base=self.base,
             padded=ax.padded,
-            graph_tokens=ax.graph_tokens,
+            graph_tokens=ax.equal_tokens,
         )
 
 
