@@ -2,8 +2,8 @@
 
 In any window, each side of a deployment is paid for at least one replica, and for the GPU-seconds that its good
 requests take at least: a prompt's tokens that no earlier prompt of the load shares, and its decode steps, each by the
-cheapest of all servers (``prefill_queue.least_seconds``, ``decode_bound.Lines``). So good tokens are at most s for each
-GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
+cheapest of all servers (``prefill_queue.seconds_of_ranks``, ``decode_bound.Lines``). So good tokens are at most s for
+each GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
 
     Σ t·x ≤ s · (Σ over windows of prompts: max(G·W, Σ p·x) + Σ over those of answers: max(H·V, Σ d·x)),
 
@@ -24,7 +24,7 @@ from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.goodput.closed import Closed, Server
 from windtunnel.plan.goodput.decode_bound import lines_under
 from windtunnel.plan.goodput.points import good_run
-from windtunnel.plan.goodput.prefill_queue import computed, dealt, least_seconds, takes_in_turn
+from windtunnel.plan.goodput.prefill_queue import computed, dealt, seconds_of_ranks
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import autoscaler
 from windtunnel.plan.trial import tables_for
@@ -93,22 +93,20 @@ def _work(whole: PoolSpace, closed: Closed, question: Question) -> tuple[Floats,
     prompt, steps = load.prompt_tokens.astype(np.float64), np.maximum(load.output_tokens - 1, 0).astype(np.float64)
     work = computed(load, dealt(load, 1))
     first, second = np.full(len(load), np.inf), np.full(len(load), np.inf)
-    for server, times in _tables(whole, closed, question, 0):
-        ranks, seats = server.pool.engine.data_parallel_size, server.limits[1]
-        seconds = np.zeros(len(load))
-        if takes_in_turn(server.pool) and isinstance(times, BatchTimes):
-            seconds = least_seconds(times, work, prompt, seats)
-        first = np.minimum(first, seconds * server.weight / ranks)
-    for server, times in _tables(whole, closed, question, 1):
+    for server, deployment, times in _tables(whole, closed, question, 0):
+        first = np.minimum(first, seconds_of_ranks(deployment, load, work, times) * server.weight)
+    for server, _, times in _tables(whole, closed, question, 1):
         lines = lines_under(times, server.pool.engine.data_parallel_size) if isinstance(times, BatchTimes) else None
         seconds = np.zeros(len(load)) if lines is None else lines.seconds(steps, prompt, np.inf)
         second = np.minimum(second, seconds * server.weight)
     return first, second
 
 
-def _tables(whole: PoolSpace, closed: Closed, question: Question, side: int) -> Iterator[tuple[Server, Times]]:
-    """The servers of a side, with their tables."""
+def _tables(
+    whole: PoolSpace, closed: Closed, question: Question, side: int
+) -> Iterator[tuple[Server, Deployment, Times]]:
+    """The servers of a side, each in a deployment, with their tables."""
     for server in (closed.prefills, closed.decodes)[side]:
         pair = (server, closed.decodes[0]) if side == 0 else (closed.prefills[0], server)
         deployment = whole.deployment(pair[0].pool, pair[1].pool, (1, 1))
-        yield server, question.overheads.applied(tables_for(question, deployment)[side].times)
+        yield server, deployment, question.overheads.applied(tables_for(question, deployment)[side].times)
