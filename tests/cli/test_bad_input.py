@@ -390,8 +390,14 @@ APART = ("--prefill", "", "--decode", "")
         (("--mixed", "replicas=x devise=h100"), "mixed: unknown key 'devise': did you mean 'device'?"),
         ((*APART, "--link", "latency=x bandwith=5"), "link: unknown key 'bandwith': did you mean 'bandwidth'?"),
         ((*APART, "--handover", "lease=-1 on_expiry=fale"), "handover: unknown on_expiry 'fale': did you mean 'fail'?"),
-        (("--router", "prefix_aware:queue=x,lod=1"), "'lod': did you mean 'load'?"),
-        (("--scheduler", "sarathi:chunk=x,ordr=1"), "'ordr': did you mean 'order'?"),
+        (
+            ("--router", "prefix_aware:queue=x,lod=1"),
+            "unknown setting 'lod' of router 'prefix_aware': did you mean 'load'?",
+        ),
+        (
+            ("--scheduler", "sarathi:chunk=x,ordr=1"),
+            "unknown setting 'ordr' of scheduler 'sarathi': did you mean 'order'?",
+        ),
         (("--random-lengths", "zipff:1"), "random_lengths: unknown distribution 'zipff': did you mean 'zipf'?"),
         (("--goodput", "ttf"), "unknown goodput metric 'ttf': did you mean 'ttft'?"),
         (("--slo", "ttf_p99=x"), "unknown metric 'ttf': did you mean 'ttft'?"),
