@@ -173,16 +173,13 @@ VLLM_0_16 = EnginePreset(
     pads_ranks=True,
 )
 """Asynchronous scheduling is the default from 0.14 on, as the release notes of 0.14.0 say."""
-VLLM_0_13 = EnginePreset(
-    "vllm-0.13",
+VLLM_0_13 = replace(
+    VLLM_0_16,
+    name="vllm-0.13",
     async_scheduling=False,
-    scheduler_reserve_full_isl=False,
-    gpu_memory_utilization=0.9,
-    pipelines=(False,),
     fuses_all_reduce=False,
-    memory=MEMORY_TORCH_SAMPLER,
     scheduler="vllm-0.12",
-    pads_ranks=True,
+    server_per_rank=False,
 )
 VLLM_0_12 = replace(VLLM_0_13, name="vllm-0.12", scheduler="", pads_experts=True)
 VLLM_0_17 = replace(

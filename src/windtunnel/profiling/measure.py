@@ -121,7 +121,7 @@ class Session:
         self.say(f"TP {known}  {name}  {len(sizes)} sizes")
 
     def _lacks_gpus(self, tp: int) -> str:
-        """Why so many processes cannot talk to each other here; empty if they can."""
+        """Why a collective of this many processes cannot be measured here; empty if it can."""
         there, wanted = self.machine.gpus, max(2, tp) // self.hosts.nnodes
         return f"not measured: {wanted} GPUs must take part on this host, it has {there}" if 0 < there < wanted else ""
 

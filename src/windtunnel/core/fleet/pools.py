@@ -190,9 +190,9 @@ class PoolService(Service):
         handed: Any = self.transfers.handed[first:last]
         rows: Any = self.state.requests
         prompts, rest = rows[first:last], rows[self.n + first : self.n + last]
-        last = (handed["goes"] + handed["stays"]) > 0
-        states = np.where(last, rest["state"], prompts["state"])
-        finish = np.where(last, rest["finish"], prompts["finish"])
+        ends_there = (handed["goes"] + handed["stays"]) > 0
+        states = np.where(ends_there, rest["state"], prompts["state"])
+        finish = np.where(ends_there, rest["finish"], prompts["finish"])
         comes = (prompts["state"] == REFUSED) & ~(prompts["arrival"] <= time)
         ended: NDArray[np.bool_] = (have_ended(states) & ~(finish > time) & ~comes) | (handed["lost"] > 0)
         return ended
@@ -505,7 +505,8 @@ class PoolService(Service):
             self._go(time, np.array([r for r, _ in anew]))
 
     def _make_anew(self, anew: list[tuple[int, int]], time: float) -> None:
-        """Nothing has been computed of these requests; their prompts change by so many tokens."""
+        """Reset these requests as if they had just come. ``anew``: each request, and the tokens by which its prompt
+        grows."""
         rows, handed, requests = self.state.requests, self.transfers.handed, np.array([r for r, _ in anew])
         both = np.concatenate([requests, self.n + requests])
         self.moved[requests] += self._bytes_of(requests)

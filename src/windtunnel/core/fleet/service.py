@@ -181,7 +181,7 @@ class Service:
             self.low += len(ended) if ended.all() else int(np.argmin(ended))
 
     def _ended(self, last: int, time: float) -> NDArray[np.bool_]:
-        """Which requests have ended, from ``low`` on to before ``last``, if there are so many."""
+        """Which of the requests from ``low`` up to ``last``, or to the end, have ended."""
         rows: Any = self.state.requests[self.low : last]
         return have_ended(rows["state"]) & ~(rows["finish"] > time)
 

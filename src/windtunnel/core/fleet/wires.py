@@ -1,7 +1,6 @@
 """The link between prefill and decode pools when it fails: transfers that are under way, and what is to happen to them,
 in plain Python on the records of ``core.disaggregation.link``."""
 
-from math import isnan
 from typing import Any
 
 import numpy as np
@@ -46,16 +45,18 @@ def drop_events(transfers: Transfers, requests: list[int] | Integers, kinds: tup
 
 def under_way(transfers: Transfers) -> Integers:
     """Requests whose KV is on its way, in the order in which that was asked for."""
-    handed: Any = transfers.handed
-    some = (handed["transfer_start"] >= 0) & np.isnan(handed["transfer_end"])
-    found = np.flatnonzero(some & (handed["lost"] == 0) & (handed["stuck"] == 0))
-    return found[np.argsort(handed["sent"][found], kind="stable")]
+    found = np.flatnonzero(_are_under_way(transfers.handed))
+    return found[np.argsort(transfers.handed["sent"][found], kind="stable")]
 
 
 def is_under_way(transfers: Transfers, r: int) -> bool:
     """Whether the KV of a request is on its way."""
-    one = transfers.handed[r]
-    return bool(one["transfer_start"] >= 0 and isnan(one["transfer_end"]) and not one["lost"] and not one["stuck"])
+    return bool(_are_under_way(transfers.handed[r : r + 1])[0])
+
+
+def _are_under_way(handed: Any) -> NDArray[np.bool_]:
+    begun: NDArray[np.bool_] = (handed["transfer_start"] >= 0) & np.isnan(handed["transfer_end"])
+    return begun & (handed["lost"] == 0) & (handed["stuck"] == 0)
 
 
 def ends_of(transfers: Transfers, r: int) -> Ends:

@@ -60,6 +60,7 @@ vLLM and SGLang, TensorRT-LLM's own)."""
 
 
 MANY_SHARES = 8
+"""GPUs that share an expert, from which on old releases of vLLM choose another kernel for it."""
 
 
 def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:

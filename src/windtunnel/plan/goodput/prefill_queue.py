@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 HELD = 1 / 8
+"""Share of the memory that prompts behind one may take before its KV has left."""
 SMALL = 64
 """Tokens of a chunk below which its attention counts as nothing."""
 PARTS = 16
