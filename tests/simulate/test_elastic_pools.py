@@ -34,7 +34,8 @@ from windtunnel.policy.routing import (
     PrefixAware,
     RouteView,
 )
-from windtunnel.policy.scaling import Autoscale, Failure, Look
+from windtunnel.policy.look import Look
+from windtunnel.policy.scaling import Autoscale, Failure
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 CACHED = VllmV1(async_scheduling=False, prefix_caching=True)
