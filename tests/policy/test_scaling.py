@@ -71,6 +71,10 @@ def test_words_make_a_rule_and_its_bounds() -> None:
         (lambda: scaling_of("policy=hpa tolerance=1"), "autoscale: tolerance=1.0: must be a share from 0 to below 1"),
         (lambda: scaling_of("policy=variant ttft=2"), "ttft=2.0, tpot=inf: give both, in seconds > 0, or neither"),
         (lambda: scaling_of("policy=variant ttft=0 tpot=0.1"), "ttft=0.0, tpot=0.1: give both, in seconds > 0"),
+        (
+            lambda: scaling_of("policy=variant alpha=1"),
+            "gamma=(1.0, 0.0, 0.0): give all three, in seconds > 0, or none",
+        ),
         (lambda: scaling_of("policy=variant slo_multiplier=1"), "autoscale: slo_multiplier=1.0: must be > 1"),
         (lambda: scaling_of("startup=-1"), "autoscale: startup=-1.0: must be seconds ≥ 0"),
         (lambda: scaling_of("kv_up=0.1"), "kv_down=0.1, kv_up=0.1: must be 0 ≤ down < up"),

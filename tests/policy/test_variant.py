@@ -33,7 +33,7 @@ def test_many_seats_serve_by_how_many_there_are() -> None:
     end twice as often as one."""
     pair = Replica(np.array([0.0, 1.0, 0.0]), 0.0, 1.0, 2, 0)
     assert pair.rates == pytest.approx([1 / 2, 2 / 3])
-    one = pair._replace(parameters=np.array([1.0, 0.0, 0.0]), prompt=1.0)
+    one = replace(pair, parameters=np.array([1.0, 0.0, 0.0]), prompt=1.0)
     assert one.rates == pytest.approx([0.5, 1.0])
     found = one.means(0.5)  # states 1 : 1 : 1/2
     assert found.throughput == pytest.approx(0.5 * (1 - 0.2))
@@ -108,6 +108,10 @@ def test_as_many_as_the_rate_needs() -> None:
     rate = Replica(rule.tuner.parameters, 200.0, 400.0, 64, 100).sized(1.0, 0.025)
     assert rate is not None
     assert found == np.ceil(1.0 / rate)
+    begun = Variant(alpha=0.02, beta=2e-5, gamma=1e-7).fresh()
+    assert begun.wanted(LOOK._replace(traffic=(one,))) == 1
+    assert isinstance(begun, Sizing)
+    assert begun.tuner.parameters == pytest.approx(TRUE, rel=0.01)
     assert Sizing(1e-6, 1e-6, 3.0).wanted(LOOK._replace(traffic=(one,))) == 2
     assert rule.wanted(LOOK._replace(traffic=(one, one, one))) > found
 

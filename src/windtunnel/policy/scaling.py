@@ -155,18 +155,28 @@ class Variant:
     tpot: float = inf
     slo_multiplier: float = 3.0
     """Times the shortest iteration that one may take, where no limits are given."""
+    alpha: float = 0.0
+    """Seconds of an iteration that the tuner begins with; 0: guessed from its first look, which an overload spoils."""
+    beta: float = 0.0
+    """Seconds for each token that is computed."""
+    gamma: float = 0.0
+    """Seconds for each token of KV that is read."""
 
     def __post_init__(self) -> None:
         if not (self.ttft > 0 and self.tpot > 0 and (self.ttft == inf) == (self.tpot == inf)):
             raise InputError(f"autoscale: ttft={self.ttft}, tpot={self.tpot}: give both, in seconds > 0, or neither")
         if not 1 < self.slo_multiplier < inf:
             raise InputError(f"autoscale: slo_multiplier={self.slo_multiplier}: must be > 1")
+        start = self.alpha, self.beta, self.gamma
+        if not (start == (0.0, 0.0, 0.0) or all(0 < one < inf for one in start)):
+            raise InputError(f"autoscale: alpha, beta, gamma={start}: give all three, in seconds > 0, or none")
 
     def fresh(self) -> Rule:
         """The rule of one run, which has learned nothing."""
         from windtunnel.policy.variant import Sizing
 
-        return Sizing(self.ttft, self.tpot, self.slo_multiplier)
+        start = (self.alpha, self.beta, self.gamma) if self.alpha else None
+        return Sizing(self.ttft, self.tpot, self.slo_multiplier, start)
 
     def wanted(self, look: Look) -> int:
         """By this look alone."""

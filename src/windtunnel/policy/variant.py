@@ -7,6 +7,7 @@ internal/engines/analyzers/queueingmodel/tuner, and the README of that analyzer 
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -54,7 +55,8 @@ class Means(NamedTuple):
         return self.wait + self.prefill + self.token
 
 
-class Replica(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Replica:
     """The queueing model of one replica."""
 
     parameters: Floats
@@ -75,7 +77,7 @@ class Replica(NamedTuple):
         found: Floats = self.iteration(running) + (self.parameters[1] + self.parameters[2]) * self.prompt
         return found
 
-    @property
+    @cached_property
     def rates(self) -> Floats:
         """Requests/s that end, by how many are served."""
         n = np.arange(1.0, self.seats + 1)
@@ -128,14 +130,15 @@ class Tuner:
     parameters: Floats | None = None
     covariance: Floats | None = None
     start: Floats | None = None
-    """The first parameters, whose ``FACTORS`` bound what is learned."""
+    """The first parameters, whose ``FACTORS`` bound what is learned; None: they are guessed."""
 
     def learn(self, seen: Traffic) -> None:
         """From what was seen since the look before; nothing where the model has no steady state at that rate, or where
         it would be an outlier."""
-        if self.parameters is None or self.covariance is None or self.start is None:
-            self.parameters = self.start = np.array(guess(seen) or START)
-            self.covariance = np.diag((CHANGE * self.parameters) ** 2)
+        if self.start is None:
+            self.start = np.array(guess(seen) or START)
+        if self.parameters is None or self.covariance is None:
+            self.parameters, self.covariance = self.start, np.diag((CHANGE * self.start) ** 2)
         now, observed = self.parameters, np.array([seen.ttft, seen.token])
         expected, slopes = self._expected(now, seen), []
         for k, step in enumerate(STEP * now):
@@ -173,8 +176,11 @@ def guess(seen: Traffic) -> tuple[float, float, float] | None:
 class Sizing:
     """The rule of one run: parameters are learned from look to look."""
 
-    def __init__(self, ttft: float, tpot: float, slo_multiplier: float) -> None:
-        self.ttft, self.tpot, self.slo_multiplier, self.tuner = ttft, tpot, slo_multiplier, Tuner()
+    def __init__(
+        self, ttft: float, tpot: float, slo_multiplier: float, start: tuple[float, float, float] | None = None
+    ) -> None:
+        self.ttft, self.tpot, self.slo_multiplier = ttft, tpot, slo_multiplier
+        self.tuner = Tuner(start=None if start is None else np.array(start))
 
     def wanted(self, look: Look) -> int:
         """As many as the rate needs, each at the most that keeps the limits; as many as there are where nothing was
