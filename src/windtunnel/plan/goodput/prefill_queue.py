@@ -58,7 +58,7 @@ MANY = 4
 
 def late_in_turn(deployment: Deployment, workload: Workload, seconds: Floats, limit: float) -> Floats:
     """Output tokens at least of requests from each on, and 0, whose first token comes later than a limit (s) after
-    they did, where prompts take the replicas of the prefill side so many seconds (``seconds_of_prompts``)."""
+    they did, where prompts take ``seconds`` of a replica (``seconds_of_prompts``)."""
     pool, late = deployment.pools[0], np.zeros(len(workload) + 1)
     share = 1.0 if pool.engine.data_parallel_size == 1 else EVEN
     for one in range(pool.replicas):
