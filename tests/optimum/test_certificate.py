@@ -220,7 +220,7 @@ def test_what_is_too_large_for_the_program_keeps_the_bound_of_the_relaxation() -
     found = certify(problem, MEAN_E2EL, seconds=20)
     assert found.formula <= found.bound <= found.value
     assert "too many" in found.notes[0]
-    assert found.proof in found.notes[0]
+    assert found.kind == "any schedule"
     assert certify(problem, MAKESPAN, seconds=5).proof == "formula"
 
 

@@ -181,6 +181,29 @@ def test_of_many_requests_long_ones_begin_first_with_some_noise(monkeypatch: pyt
     assert bounds(problem).makespan <= after < before
 
 
+def test_of_many_requests_prompts_are_computed_in_portions_where_all_that_run_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heuristics, "MOST_TOKENS", 0)
+    rng = np.random.default_rng(2)
+    arrival = np.sort(rng.uniform(0, 2000, 20))
+    tables = linear(0.0, 0.0, 0.01, 0.0, max_num_batched_tokens=64, max_num_seqs=16, max_model_len=80)
+    tokens = np.maximum(100.0, 5.0 * np.arange(65))
+    times = replace(tables, decode_tokens=tokens, mixed_tokens=tokens)
+    limits = Limits(16, 64, 80, 800, 1)
+    problem = Problem.of(rng.integers(20, 40, 20), rng.integers(5, 20, 20), limits, times, arrival)
+    monkeypatch.setattr(heuristics, "PORTIONS", ())
+    whole = best_simulated(problem, MEAN_E2EL)
+    monkeypatch.setattr(heuristics, "PORTIONS", (16, 200))
+    found = best_simulated(problem, MEAN_E2EL)
+    assert found is not None
+    assert whole is not None
+    assert found[0] == f"{heuristics.PORTIONED}, 16 tokens of prompts a batch"
+    before, after = (check(problem, schedule).value(MEAN_E2EL) for _, schedule in (whole, found))
+    assert bounds(problem).mean_e2el <= after < 0.85 * before
+    check(replace(problem, max_num_prefill_tokens=16), found[1])
+
+
 @pytest.mark.parametrize("most_tokens", [heuristics.MOST_TOKENS, 0])
 def test_out_of_time_the_first_that_is_found_is_taken(monkeypatch: pytest.MonkeyPatch, most_tokens: int) -> None:
     monkeypatch.setattr(heuristics, "MOST_TOKENS", most_tokens)

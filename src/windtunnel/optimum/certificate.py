@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from windtunnel.dataclass import dataclass
@@ -22,6 +23,7 @@ from windtunnel.optimum.relaxation import mean_e2el_bound
 from windtunnel.optimum.rules import AS_BEGUN, batches_after_first_tokens, check_rules, ends_early, keeps
 from windtunnel.optimum.schedule import SCHEMA_VERSION, Batch, Outcome, Schedule, as_early_as_possible, check
 from windtunnel.optimum.search import search
+from windtunnel.policy.unified import infermax_grid
 
 Program = Literal["flow", "start", "literal", "none"]
 CLOSED = 1e-6
@@ -37,6 +39,8 @@ SEARCH_EACH = 1.0
 SIMULATED = 0.3
 """After which the best simulated schedule so far is taken."""
 ANY = "any schedule"
+WHOLE: dict[str, frozenset[str]] = {"flow": frozenset({"chunks"}), "start": AS_BEGUN}
+"""What the schedules of a program never do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +130,30 @@ def certify(
         raise unknown("program", program, get_args(Program))
     if not (math.isfinite(seconds) and seconds >= 0):
         raise InputError(f"seconds={seconds}: must be ≥ 0; 0 gives the bound by formula alone")
-    whole = {"flow": {"chunks"}, "start": AS_BEGUN}.get(program, frozenset())
-    forbidden = check_rules(forbid) | whole
+    forbidden, notes = check_rules(forbid), list[str]()
     if seconds == 0:
         program = "none"
-    work = _Work(problem, objective, program, forbidden, most, known, workers, progress, time.monotonic(), seconds)
-    return work.certificate()
+    elif _too_large(problem, objective, program):
+        notes.append(f"too many requests, tokens and batches for program {program}: none is asked")
+        program = "none"
+    forbidden |= WHOLE.get(program, frozenset())
+    given = (problem, objective, program, forbidden, most, known, workers, progress, time.monotonic(), seconds)
+    return _Work(*given, notes).certificate()
+
+
+def _too_large(problem: Problem, objective: Objective, program: Program) -> bool:
+    """Whether a program that looks at every batch is given up before any schedule says how many batches there are."""
+    if program not in WHOLE or objective.goodput is not None or objective.first_tokens_only:
+        return False
+    return _states(problem, objective, program) * int(problem.output_tokens.max()) > MOST_STATES
+
+
+def _states(problem: Problem, objective: Objective, program: Program) -> int:
+    """States of a program, in each of its batches."""
+    if program == "literal":
+        return 10 * len(problem)
+    kinds = kinds_of(problem, apart=objective.goodput is not None)
+    return sum(1 if program == "start" else kind.output for kind in kinds)
 
 
 @dataclass
@@ -215,14 +237,20 @@ class _Work:
     def _simulated(self) -> tuple[str, Schedule, float]:
         """The best simulated schedule. Raises InputError without one, with what is known."""
         until, end = (self.began + part * self.seconds if self.seconds else math.inf for part in (SIMULATED, 1.0))
-        found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=until, end=end)
+        policies = {
+            name: policy
+            for name, policy in infermax_grid().items()
+            if not (policy.chunked_prefill and "chunks" in self.forbidden)
+        }
+        simulate = partial(best_simulated, self.problem, self.objective, policies, self._allowed)
+        found = simulate(until=until, end=end)
         known = self.known if self.known is not None and self._allowed(self.known) else None
         if known is not None and (found is None or self._worth(known) < self._worth(found[1])):
             found = "the objectives before", known
         if found is None and (begun := search(self.problem, self.cost, self.objective, 0.0)) and self._allowed(begun):
             found = "search", begun
         if found is None and time.monotonic() > end:
-            found = best_simulated(self.problem, self.objective, allowed=self._allowed, until=end)
+            found = simulate(until=end)
         if found is None:
             kind = f" without {', '.join(sorted(self.forbidden))}" if self.forbidden else ""
             least = f"{self.objective.shown(self.formula):.6g}{'' if self.objective.goodput else ' s'}"
@@ -283,7 +311,7 @@ class _Work:
         horizon = most_batches(self.problem, self.cost, *ending)
         if self.objective.first_tokens_only and not ends_early(self.objective, self.forbidden):
             horizon += batches_after_first_tokens(self.problem, self.forbidden)
-        if self._states() * horizon > MOST_STATES:
+        if _states(self.problem, self.objective, self.program) * horizon > MOST_STATES:
             self.notes.append(f"too many requests, tokens and batches for the program: the bound is the {self.proof}'s")
             return
         released = float((self.problem.arrival - self.problem.arrival.min()).sum())
@@ -311,12 +339,6 @@ class _Work:
         if not self.objective.mean_tpot:
             return aims[0]
         return next((each for each in aims if each[0].makespan or each[0].mean_e2el), None)
-
-    def _states(self) -> int:
-        if self.program == "literal":
-            return 10 * len(self.problem)
-        kinds = kinds_of(self.problem, apart=self.objective.goodput is not None)
-        return sum(1 if self.program == "start" else kind.output for kind in kinds)
 
     def _scale(self) -> int:
         """What the largest sum of a program is multiplied by."""

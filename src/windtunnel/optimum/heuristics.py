@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ MOST_REQUESTS = 3_000
 """For more requests there are only these variants:"""
 FEW = (
     "vllm-newest-fcfs",
+    "vllm-hybrid-look_ahead-fcfs",
     "vllm-look_ahead-shortest_job",
     "sarathi-hybrid-newest-fcfs",
     "sarathi-hybrid-chunked-newest-fcfs",
@@ -37,6 +39,10 @@ FEW = (
 )
 NOISES = (0.3, 0.4, 0.4, 0.5, 0.5, 0.5)
 """Shares of chance in orders by length."""
+PORTIONED = "sarathi-hybrid-chunked-newest-shortest_job"
+PORTIONS = (128, 192, 256, 320, 384, 512, 768, 1024, 2048)
+"""Tokens of prompts in a batch, at most, that are tried with it: a batch of a few hundred tokens takes hardly longer
+than its decodes alone, and all that run wait for its end."""
 
 
 def simulated(problem: Problem, policy: Policy, end: float = np.inf) -> Schedule:
@@ -144,16 +150,19 @@ def best_simulated(
     chosen = infermax_grid() if policies is None else dict(policies)
     many = int(problem.output_tokens.sum()) * len(chosen) > MOST_TOKENS
     given = np.arange(len(problem))
-    half = (time.monotonic() + until) / 2  # the rest is for orders
-    ways = [(name, name, given) for name in (_ranked(problem, objective, chosen, half) if many else chosen)]
-    if many and ways and objective == MAKESPAN and problem.arrival.min() == problem.arrival.max():
-        ways = _longest_first(problem, chosen, ways, until)
+    half = (time.monotonic() + until) / 2  # the rest is for orders and portions
+    names = _ranked(problem, objective, chosen, half) if many else list(chosen)
+    ways = [Way(name, chosen[name], given) for name in names]
+    if many and objective == MAKESPAN and problem.arrival.min() == problem.arrival.max():
+        ways = _longest_first(problem, ways, until)
+    elif many and objective != MAKESPAN and PORTIONED in chosen:
+        ways = _in_portions(problem, objective, chosen[PORTIONED], ways, until)
     found: list[tuple[float, str, Schedule]] = []
-    for title, name, order in ways:
+    for title, policy, order in ways:
         if found and time.monotonic() > until:
             break
         try:
-            schedule = _renamed(simulated(_in_order(problem, order), chosen[name], end), order)
+            schedule = _renamed(simulated(_in_order(problem, order), policy, end), order)
         except InputError:
             continue
         except TimeoutError:
@@ -165,22 +174,49 @@ def best_simulated(
     return min(found, key=lambda each: each[:2])[1:] if found else None
 
 
-def _longest_first(
-    problem: Problem, policies: Mapping[str, Policy], ways: list[tuple[str, str, Integers]], until: float
-) -> list[tuple[str, str, Integers]]:
+class Way(NamedTuple):
+    """To simulate a schedule."""
+
+    title: str
+    policy: Policy
+    order: Integers
+    """In which the requests of one moment come."""
+
+
+def _longest_first(problem: Problem, ways: list[Way], until: float) -> list[Way]:
     """The ways, the best first, with orders that begin longer outputs sooner rather than later.
 
     Longest first leaves little to drain at the end; with some noise short requests fill what long ones leave.
     """
-    name, output, rng = ways[0][0], np.log(problem.output_tokens), np.random.default_rng(0)
-    best = served_by_core(problem, policies[name]).value(MAKESPAN)
-    for noise in NOISES:
+    likely = ways[:1] + [way for way in ways[1:] if way.policy.admission_order == "fcfs"][:1]
+    output, rng = np.log(problem.output_tokens), np.random.default_rng(0)
+    best = served_by_core(problem, ways[0].policy).value(MAKESPAN) if ways else 0.0
+    for noise, way in product(NOISES, likely):
         if time.monotonic() > until:
             break
         order = np.argsort(-(1 - noise) * output - noise * rng.permutation(output), kind="stable")
-        value = served_by_core(_in_order(problem, order), policies[name]).value(MAKESPAN)
+        value = served_by_core(_in_order(problem, order), way.policy).value(MAKESPAN)
         if value < best:
-            best, ways = value, [(f"{name}, longest first with noise {noise}", name, order), *ways]
+            best, ways = value, [Way(f"{way.title}, longest first with noise {noise}", way.policy, order), *ways]
+    return ways
+
+
+def _in_portions(problem: Problem, objective: Objective, policy: Policy, ways: list[Way], until: float) -> list[Way]:
+    """The ways, the best first, with prompts computed in portions of a few tokens a batch."""
+    if not ways:
+        return ways
+    best = served_by_core(problem, ways[0].policy).value(objective)
+    for portion in PORTIONS:
+        if time.monotonic() > until or portion >= problem.prefill_tokens:
+            break
+        portioned = replace(policy, max_num_prefill_tokens=portion)
+        try:
+            value = served_by_core(problem, portioned).value(objective)
+        except InputError:
+            continue
+        if value < best:
+            title = f"{PORTIONED}, {portion} tokens of prompts a batch"
+            best, ways = value, [Way(title, portioned, ways[-1].order), *ways]
     return ways
 
 
@@ -248,8 +284,9 @@ def _tables(problem: Problem, longest: int) -> BatchTimes:
 
 
 def _within(problem: Problem, policy: Policy) -> Policy:
-    """The policy under the problem's own limit on tokens of prompts, where it has one."""
-    return replace(policy, max_num_prefill_tokens=problem.max_num_prefill_tokens or policy.max_num_prefill_tokens)
+    """The policy under the problem's own limit on tokens of prompts too, where it has one."""
+    given = [most for most in (problem.max_num_prefill_tokens, policy.max_num_prefill_tokens) if most]
+    return replace(policy, max_num_prefill_tokens=min(given, default=0))
 
 
 def _limits(problem: Problem) -> Limits:
