@@ -137,8 +137,7 @@ class Wanted:
         by_value = self.objective == "qps-per-dollar" or (self.objective == "auto" and given is None)
         if "autoscale" in space.axes and (by_value or self.objective in ("energy", "qps-per-gpu")):
             raise InputError(
-                "autoscale: is searched for the objectives cost and gpus, by what is paid on average, and for goodput: "
-                "add --objective cost, or --target-request-rate"
+                "autoscale: is searched for cost, gpus and goodput: add --objective cost, or a target rate"
             )
         if self.objective == "energy":
             return EnergyPerToken()
