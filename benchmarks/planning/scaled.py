@@ -2,7 +2,7 @@
 
 In any window, each side of a deployment is paid for at least one replica, and for the GPU-seconds that its good
 requests take at least: a prompt's tokens that no earlier prompt of the load shares, and its decode steps, each by the
-cheapest of all servers (``prefill_queue.seconds_of_ranks``, ``decode_bound.Lines``). So good tokens are at most s for
+cheapest of all servers (``prefill_queue.seconds_of_prompts``, ``decode_bound.Lines``). So good tokens are at most s for
 each GPU-second if for all x in [0, 1], with t the tokens and p, d the GPU-seconds of request i,
 
     Σ t·x ≤ s · (Σ over windows of prompts: max(G·W, Σ p·x) + Σ over those of answers: max(H·V, Σ d·x)),
@@ -24,7 +24,7 @@ from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.goodput.closed import Closed, Server
 from windtunnel.plan.goodput.decode_bound import lines_under
 from windtunnel.plan.goodput.points import good_run
-from windtunnel.plan.goodput.prefill_queue import computed, dealt, seconds_of_ranks
+from windtunnel.plan.goodput.prefill_queue import computed, dealt, seconds_of_prompts
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import autoscaler
 from windtunnel.plan.trial import tables_for
@@ -94,7 +94,7 @@ def _work(whole: PoolSpace, closed: Closed, question: Question) -> tuple[Floats,
     work = computed(load, dealt(load, 1))
     first, second = np.full(len(load), np.inf), np.full(len(load), np.inf)
     for server, deployment, times in _tables(whole, closed, question, 0):
-        first = np.minimum(first, seconds_of_ranks(deployment, load, work, times) * server.weight)
+        first = np.minimum(first, seconds_of_prompts(deployment, load, work, times) * server.weight)
     for server, _, times in _tables(whole, closed, question, 1):
         lines = lines_under(times, server.pool.engine.data_parallel_size) if isinstance(times, BatchTimes) else None
         seconds = np.zeros(len(load)) if lines is None else lines.seconds(steps, prompt, np.inf)

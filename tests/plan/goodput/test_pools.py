@@ -1,6 +1,7 @@
 """Pools at a load's own arrivals: what simulating every deployment finds, and what closes them."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -16,10 +17,11 @@ from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.answer.certificate import certificate
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
-from windtunnel.plan.goodput.closed import OPEN, Server
+from windtunnel.plan.goodput.closed import FEWER, OPEN, Server
 from windtunnel.plan.goodput.decode_bound import lines_under, most_tokens
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput, offered_rate
-from windtunnel.plan.goodput.pool_jobs import AskedSide, SideJob, SideReport
+from windtunnel.plan.goodput.points import SIMULATED, STOPPED
+from windtunnel.plan.goodput.pool_jobs import AskedSide, PairJob, Point, SideJob, SideReport, ask_pairs
 from windtunnel.plan.goodput.pools import light, search_pools
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
@@ -29,6 +31,7 @@ from windtunnel.simulate.run import FINISHED
 from windtunnel.workload import scale_time
 
 BUSY = scale_time(chat(300), 1 / 90)
+OVERLOAD = scale_time(chat(1500), 1 / 300)
 LIMITS = Constraints(max_gpus=5)
 
 
@@ -117,6 +120,24 @@ def test_a_search_that_is_stopped_says_how_much_better_it_could_be() -> None:
     stopped = search_pools(space(), asked(), Goodput(LIMITS), stop=lambda: next(calls) > 12)
     assert stopped.undecided > 0 and stopped.could_be is not None
     assert stopped.best is None or stopped.could_be >= stopped.best.promise
+
+
+def test_who_does_the_same_until_a_run_ends_has_no_more() -> None:
+    whole, mine = space(), question(OVERLOAD, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
+    prefills, decodes = (
+        [Server(place, words, pool, 1.0) for place, (words, pool) in enumerate(whole.side(role, with_price=False)[0])]
+        for role in ("prefill", "decode")
+    )
+    decodes.sort(key=lambda one: (-one.limits[1], one.limits[0]))
+    points = [Point(prefills[-1], decode, (2, 1), offered_rate(mine)) for decode in decodes]
+    report = ask_pairs(PairJob(mine, whole, points, best=0.31 * offered_rate(mine)))
+    assert Counter(one.rule for one in report.tried) == {SIMULATED: 1, STOPPED: 2, FEWER: 3} and report.trials == 3
+    for one in report.tried:
+        deployment = whole.deployment(one.point.prefill.pool, one.point.decode.pool, (2, 1))
+        run = whole_run(mine, deployment, mine.workload.request_rate)
+        good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, mine.slo)
+        assert good is not None
+        assert run.requests.output_tokens[good].sum() / mine.workload.duration <= one.tokens * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("limits", [("ttft:60", "tpot:12"), ("ttft:200", "tpot:8")])

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from plan.planning import LENGTHS, chat, question, small_space
-from windtunnel.deployment import usual_handover
+from windtunnel.deployment import Deployment, usual_handover
 from windtunnel.deployment.handover import find_handover
-from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.perf.batch_times import BatchTimes, Times, linear
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.goodput.classes import no_better
 from windtunnel.plan.goodput.closed import SAME
@@ -20,16 +21,17 @@ from windtunnel.plan.goodput.prefill_queue import (
     SMALL,
     computed,
     dealt,
-    kept_at_best,
-    kept_in_turn,
+    late_in_turn,
     lately,
     least_attention,
     least_seconds,
-    seconds_of_ranks,
+    seconds_of_prompts,
 )
 from windtunnel.plan.space import Space
 from windtunnel.plan.trial import tables_for
 from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time
+
+Floats = NDArray[np.float64]
 
 LIMIT = 0.06
 FIFTY = np.array([50.0])
@@ -48,6 +50,16 @@ def space(engine: str, **more: Any) -> PoolSpace:
     return PoolSpace(side, side, handover=find_handover(usual_handover(engine.partition("-")[0])))
 
 
+def late_from(deployment: Deployment, load: Workload, work: Floats, times: Times) -> Floats:
+    """Output tokens of requests from each on that are late for certain."""
+    return late_in_turn(deployment, load, seconds_of_prompts(deployment, load, work, times), LIMIT)
+
+
+def in_time(deployment: Deployment, load: Workload, work: Floats, times: Times) -> float:
+    """Output tokens per second that are not late for certain."""
+    return float(load.output_tokens.sum() - late_from(deployment, load, work, times)[0]) / load.duration
+
+
 @pytest.mark.parametrize("engine", ["vllm-0.22", "sglang-0.5"])
 @pytest.mark.parametrize("workload", [PLAIN, SHARED], ids=["plain", "shared"])
 def test_no_prefill_side_has_more_in_time(engine: str, workload: Workload) -> None:
@@ -60,8 +72,10 @@ def test_no_prefill_side_has_more_in_time(engine: str, workload: Workload) -> No
             deployment = whole.deployment(pool, decodes[0][1], (first, 1))
             times, alone = tables_for(asked, deployment)[0].times, prefill_alone(asked, deployment)
             work = computed(workload, dealt_out, pool)
-            most = kept_in_turn(deployment, workload, work, times, LIMIT)
-            assert alone.tokens <= most * (1 + 1e-9)
+            late = late_from(deployment, workload, work, times)
+            lost = np.cumsum(np.where(alone.kept, 0, workload.output_tokens)[::-1])[::-1]
+            assert (lost >= late[:-1] - 1e-9).all()
+            most = in_time(deployment, workload, work, times)
             closes += most < 0.95 * workload.output_tokens.sum() / workload.duration
             runs.append((deployment.pools[0], times, alone))
         same = 0
@@ -107,7 +121,7 @@ def test_no_ranks_have_more_in_time(model: str, experts: bool) -> None:
             deployment = whole.deployment(pool, decodes[0][1], (first, 1))
             times, work = tables_for(asked, deployment)[0].times, computed(load, dealt(load, first))
             assert isinstance(times, BatchTimes) and (len(times.expert_tokens) > 1) == experts
-            most = kept_at_best(load, first, seconds_of_ranks(deployment, load, work, times), LIMIT)
+            most = in_time(deployment, load, work, times)
             assert prefill_alone(asked, deployment).tokens <= most * (1 + 1e-9)
             assert first > 1 or most < 0.9 * load.output_tokens.sum() / load.duration
 
@@ -127,11 +141,11 @@ def test_by_hand() -> None:
     alone = whole.deployment(prefill, decode, (1, 1))
     work = computed(load, dealt(load, 1))
     assert work.tolist() == [50, 30, 10]
-    assert kept_in_turn(alone, load, work, times, 0.06) * load.duration == pytest.approx(4)
+    assert in_time(alone, load, work, times) * load.duration == pytest.approx(4)
     half = replace(load, begins=(np.array([-1, 0, -1]), np.array([0, 15, 0])))
     assert computed(half, dealt(half, 1)).tolist() == [50, 15, 10]
     assert computed(half, dealt(half, 2)).tolist() == [50, 30, 10]
-    assert kept_in_turn(alone, half, computed(half, dealt(half, 1)), times, 0.06) * load.duration == pytest.approx(6)
+    assert in_time(alone, half, computed(half, dealt(half, 1)), times) * load.duration == pytest.approx(6)
 
 
 def test_attention_lies_under_all_chunks() -> None:

@@ -35,14 +35,14 @@ def most_at_once(begin: Floats, end: Floats, server: NDArray[np.int64]) -> int:
     return most
 
 
-def seat_ends(ended: Floats, server: NDArray[np.int64], rows: Iterations, times: Times) -> Floats:
+def seat_ends(ended: Floats, server: Integers, starts: Floats, of: Integers, times: Times) -> Floats:
     """When requests have given their seats back that were ``ended`` by a server: an engine that schedules
-    asynchronously learns it when it has begun its next step."""
+    asynchronously learns it when it has begun its next step. Each step that ``starts`` is ``of`` a server."""
     ends = ended + longest_step(times)
     for one in np.unique(server):
-        mine, starts = server == one, np.sort(rows.start[rows.replica == one])
-        place = np.searchsorted(starts, ended[mine] - ROUNDED)
-        following = np.append(starts, np.inf)[place]
+        mine, own = server == one, np.sort(starts[of == one])
+        place = np.searchsorted(own, ended[mine] - ROUNDED)
+        following = np.append(own, np.inf)[place]
         ends[mine] = np.minimum(ends[mine], following + ROUNDED)
     return ends
 

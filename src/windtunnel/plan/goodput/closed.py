@@ -18,10 +18,10 @@ LIMITS = ("max_num_batched_tokens", "max_num_seqs")
 """Last words of the axes that limit a step and change nothing else."""
 AT_BEST, PREFILL, DECODE, SHARED = "prefill at best", "prefill alone", "decode at best", "decode shared"
 SAME, FEWER = "same", "fewer KV blocks"
-"""Rules that close deployments: too few first tokens come in time where prompts are computed at the best speed, in turn
-or, where ranks share them, in the best order; too few do from a prefill side that never waits; of those, too few
-tokens can be decoded in time, whatever is chosen to be decoded, or where all that has come is decoded; a limit that was
-not reached is another; with it, fewer KV blocks are assumed to do no better."""
+"""Rules that close deployments: too few first tokens come in time where prompts are computed in turn at the best speed;
+too few do from a prefill side that never waits; of those, too few tokens can be decoded in time, whatever is chosen to
+be decoded, or where all that has come is decoded; a limit that was not reached is another; with it, fewer KV blocks are
+assumed to do no better."""
 OPEN = "open"
 """Not closed."""
 

@@ -96,6 +96,7 @@ def good_run(
     seen: Callable[[Run], None] | None = None,
     only_count: bool = False,
     lost: Floats | None = None,
+    late: Floats | None = None,
 ) -> Outcome:
     """A run at the load's own arrivals, ended where what was lost so far decides; under several draws of the load the
     one with the fewest good tokens. Of a run that is not good enough only its good tokens are counted.
@@ -103,13 +104,14 @@ def good_run(
     Args:
         question, deployment, rate, tables: what is simulated.
         beats: whether that many good tokens per second, at a share of good requests, would still be good enough.
-        seen: is given every whole run.
+        seen: is given every run, of a beginning where that ends it.
         only_count: do not measure more than good tokens of those that are good enough either.
-        lost: see ``beginning``.
+        lost, late: see ``beginning``; ``late`` is not of other draws.
     """
     worst: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
-        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count, lost)
+        surely = late if not question.draws else None
+        found = _one_run(draw, deployment, rate, tables, beats, seen, only_count, lost, surely)
         if worst is None or (found.good_rate, found.good_share) < (worst.good_rate, worst.good_share):
             worst = found
         if found.stopped:
@@ -127,13 +129,16 @@ def _one_run(
     seen: Callable[[Run], None] | None,
     only_count: bool,
     lost: Floats | None,
+    late: Floats | None,
 ) -> Outcome:
     workload = question.workload
-    count = beginning(workload, beats, lost)
+    count = beginning(workload, beats, lost, late)
     if count is not None and not _looks_ahead(deployment):
         begun = simulated(question, deployment, head(workload, count), tables)
-        most = at_most(begun.requests, workload, question)
+        most = at_most(begun.requests, workload, question, late)
         if not beats(*most):
+            if seen is not None:
+                seen(begun)
             return only_good(rate, *most, stopped=True)
     run = simulated(question, deployment, workload, tables)
     if seen is not None:
@@ -155,21 +160,27 @@ def _looks_ahead(deployment: Deployment) -> bool:
     return any(scaling is not None and isinstance(scaling.rule, Foresight) for scaling in scalings)
 
 
-def beginning(workload: Workload, beats: Callable[[float, float], bool], lost: Floats | None = None) -> int | None:
+def beginning(
+    workload: Workload, beats: Callable[[float, float], bool], lost: Floats | None = None, late: Floats | None = None
+) -> int | None:
     """How many requests to simulate first: those that ask for LOST times what may be lost, or those by which a like run
-    had lost a little more than that (``lost``: output tokens of its bad requests so far, by request). None where that
-    is too much of the load, or too little to pay."""
+    had lost a little more than that. None where that is too much of the load, or too little to pay.
+
+    Args:
+        lost: output tokens of the bad requests of a like run so far, by request.
+        late: output tokens that are lost among requests from each on, whatever those before them did, and 0.
+    """
     asked = np.cumsum(workload.output_tokens)
     total, seconds = float(asked[-1]), workload.duration
     low, high = 0.0, 1.0  # the share of the tokens whose loss is too much
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (middle, high) if beats((1 - middle) * total / seconds, 1.0) else (low, middle)
-    if lost is not None and len(lost) == len(asked):
-        count, most = int(np.searchsorted(lost, MORE * high * total)) + 1, WORTH
-    else:
-        count, most = int(np.searchsorted(asked, LOST * high * total)) + 1, 0.5
-    return count if LEAST <= count <= most * len(workload) else None
+    like = lost is not None and len(lost) == len(asked)
+    so_far = lost if lost is not None and like else asked / LOST
+    enough = so_far + (0.0 if late is None else late[1:]) >= (MORE if like else 1.0) * high * total
+    count = int(np.argmax(enough)) + 1 if enough.any() else len(asked)
+    return count if LEAST <= count <= (WORTH if like else 1 / LOST) * len(workload) else None
 
 
 def lost_so_far(workload: Workload, good: NDArray[np.bool_]) -> Floats:
@@ -177,13 +188,15 @@ def lost_so_far(workload: Workload, good: NDArray[np.bool_]) -> Floats:
     return np.cumsum(np.where(good, 0, workload.output_tokens)).astype(np.float64)
 
 
-def at_most(begun: Requests, workload: Workload, question: Question) -> tuple[float, float]:
+def at_most(begun: Requests, workload: Workload, question: Question, late: Floats | None = None) -> tuple[float, float]:
     """Good tokens per second and the share of good requests that a run can still reach, from its first requests: those
-    that have missed a limit for certain when the next one comes are lost, and all others count as good."""
+    that have missed a limit for certain when the next one comes are lost, and all others but those that come ``late``
+    count as good."""
     count = len(begun.arrival)
     now = float(workload.arrival[count])
     lost = begun.status == REJECTED
     for name, limit in question.slo.limits.items():
         lost = lost | missed(begun, name, limit, now)
     tokens = float(workload.output_tokens.sum()) - float(workload.output_tokens[:count][lost].sum())
+    tokens -= 0.0 if late is None else float(late[count])
     return tokens / workload.duration, 1.0 - float(lost.sum()) / len(workload)

@@ -20,7 +20,7 @@ from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.goodput.classes import longest_step, most_at_once, most_prompts, no_better, seat_ends
+from windtunnel.plan.goodput.classes import most_at_once, most_prompts, no_better, seat_ends
 from windtunnel.plan.goodput.closed import AT_BEST, DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
@@ -29,10 +29,9 @@ from windtunnel.plan.goodput.prefill_queue import (
     Dealt,
     computed,
     dealt,
-    kept_at_best,
-    kept_in_turn,
+    late_in_turn,
     lately,
-    seconds_of_ranks,
+    seconds_of_prompts,
     takes_in_turn,
 )
 from windtunnel.plan.question import Question
@@ -129,9 +128,15 @@ class Alone:
     """Output tokens per second of those requests; of a run that was ended early, of all that may still be in time."""
 
 
-def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0, lost: Floats | None = None) -> Alone:
+def prefill_alone(
+    question: Question,
+    deployment: Deployment,
+    least: float = 0.0,
+    lost: Floats | None = None,
+    late: Floats | None = None,
+) -> Alone:
     """The prefill side of a deployment, its decode side taking no time; ended early where no more than ``least`` tokens
-    per second can come in time. ``lost``: see ``beginning``."""
+    per second can come in time. ``lost``, ``late``: see ``beginning``."""
     workload = question.workload
     few = replace(
         workload,
@@ -143,10 +148,10 @@ def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0
         for pool, table in zip(deployment.pools, tables_for(question, deployment), strict=True)
     ]
     asked = tightened(deployment, tables, question)
-    count = beginning(workload, lambda tokens, _: tokens > least, lost)
+    count = beginning(workload, lambda tokens, _: tokens > least, lost, late)
     if count is not None:
         begun = simulated(question, deployment, head(few, count), tables)
-        tokens, _ = at_most(begun.requests, workload, asked)
+        tokens, _ = at_most(begun.requests, workload, asked, late)
         if tokens <= least:
             return _alone(begun, deployment.pools[0], tables[0].times, np.zeros(count, dtype=np.bool_), tokens)
     run = simulated(question, deployment, few, tables)
@@ -159,10 +164,11 @@ def prefill_alone(question: Question, deployment: Deployment, least: float = 0.0
 def _alone(run: Run, pool: Pool, times: Times, kept: NDArray[np.bool_], tokens: float) -> Alone:
     requests, handed = run.requests, run.handovers
     assert handed is not None
-    ends = seat_ends(requests.scheduled + handed.ttft_prefill, handed.prefill_replica, run.iterations, times)
+    rows, ended = run.iterations, requests.scheduled + handed.ttft_prefill
+    ends = seat_ends(ended, handed.prefill_replica, rows.start, rows.replica, times)
     most = most_at_once(requests.scheduled, ends, handed.prefill_replica)
     if takes_in_turn(pool) and not pool.stores:
-        most = min(most, most_prompts(run.iterations, np.unique(handed.prefill_replica)))
+        most = min(most, most_prompts(rows, np.unique(handed.prefill_replica)))
     return Alone(requests, requests.first_token - handed.ttft_join, kept, most, tokens)
 
 
@@ -181,13 +187,15 @@ def ask_side(job: SideJob) -> SideReport:
 def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     """Every server of the job in ``first`` replicas, those first that may stand for others."""
     any_decode = job.decodes[0][0][0]
-    left = _not_late(job, first, report)
+    late = _not_late(job, first, report)
+    left = [one for one in job.prefills if one.place in late]
     lightest = _lightest(job)
     while left:
         server, *others = left
         one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
         like = f"{job.question.digest} {server.kin} {first}"
-        alone = prefill_alone(job.question, one, job.best * lightest, _lost_kept.get(like))
+        least = job.best * lightest
+        alone = prefill_alone(job.question, one, least, _lost_kept.get(like), late[server.place])
         report.trials += 1
         if len(alone.kept) == len(job.question.workload):
             _lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
@@ -205,31 +213,33 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
             return
 
 
-def _not_late(job: SideJob, first: int, report: SideReport) -> list[Server]:
-    """Servers whose prompts may come in time where they are computed at the best speed; the others are closed."""
-    question, found, late = job.question, list[Server](), dict[float, list[Server]]()
-    ranks, seconds, limits = job.prefills[0].pool.engine.data_parallel_size, list[Floats](), list[float]()
+def _not_late(job: SideJob, first: int, report: SideReport) -> dict[int, Floats]:
+    """What is late for certain, by servers whose prompts may come in time where they are computed at the best speed;
+    the others are closed."""
+    found: dict[int, Floats] = {}
+    closed: dict[float, list[Server]] = {}
+    workload = job.question.workload
     for server in job.prefills:
         deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
-        tables, work = tables_for(question, deployment), _work(question, server.pool, first)
-        limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
-        times = question.overheads.applied(tables[0].times)
-        if ranks > 1:
-            seconds.append(seconds_of_ranks(deployment, question.workload, work, times))
-            limits.append(limit)
-            continue
-        most = kept_in_turn(deployment, question.workload, work, times, limit)
-        late.setdefault(most, []).append(server)
-    if ranks > 1:  # one bound for all, since it takes longer to find
-        least = np.min(seconds, axis=0)
-        late[kept_at_best(question.workload, first, least, max(limits))] = list(job.prefills)
-    for most, servers in late.items():
+        late = late_for_certain(job.question, deployment)
+        most = float(workload.output_tokens.sum() - late[0]) / workload.duration
         if most / _lightest(job) > job.best:
-            found += servers
-            continue
+            found[server.place] = late
+        else:
+            closed.setdefault(most, []).append(server)
+    for most, servers in closed.items():
         for decodes, layouts in job.decodes:
             report.closed.append(_closing(AT_BEST, servers, decodes, layouts, most))
-    return sorted(found, key=job.prefills.index)
+    return found
+
+
+def late_for_certain(question: Question, deployment: Deployment) -> Floats:
+    """Output tokens at least of requests from each on, and 0, whose first token is late, by the prefill side."""
+    tables, pool = tables_for(question, deployment), deployment.pools[0]
+    limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
+    work, times = _work(question, pool, pool.replicas), question.overheads.applied(tables[0].times)
+    seconds = seconds_of_prompts(deployment, question.workload, work, times)
+    return late_in_turn(deployment, question.workload, seconds, limit)
 
 
 def _work(question: Question, pool: Pool, first: int) -> Floats:
@@ -444,6 +454,7 @@ def ask_pairs(job: PairJob) -> PairReport:
     """Simulate deployments as far as they may beat the best."""
     report, began, best = PairReport(), time.perf_counter(), job.best
     left = list(job.points)
+    late: dict[tuple[int, int], Floats] = {}
     while left:
         point, *others = left
         left = others
@@ -459,20 +470,28 @@ def ask_pairs(job: PairJob) -> PairReport:
 
         rate = job.question.workload.request_rate
         like = f"{job.question.digest} {point.kind}"
-        lost = _lost_kept.get(like)
-        outcome = good_run(job.question, deployment, rate, tables, beats, runs.append, only_count=True, lost=lost)
+        whose = point.prefill.place, point.layout[0]
+        if whose not in late:
+            late[whose] = late_for_certain(job.question, deployment)
+        outcome = good_run(
+            job.question, deployment, rate, tables, beats, runs.append, True, _lost_kept.get(like), late[whose]
+        )
         report.trials += 1
         won = not outcome.stopped and beats(outcome.good_rate, outcome.good_share)
         enough = outcome.good_share >= job.question.attainment
         tokens = outcome.good_rate if enough else 0.0
         report.tried.append(Tried(point, STOPPED if outcome.stopped else SIMULATED, tokens, won))
         best = max(best, tokens / point.weight) if won else best
-        if outcome.stopped or len(runs) != 1:
+        if len(runs) != 1:
             continue
-        _lost_kept[like] = lost_so_far(job.question.workload, _good(job.question, deployment, tables, runs[0]))
-        for other, rule in _unbound(job, point, tables, runs[0], left):
+        if not outcome.stopped:
+            _lost_kept[like] = lost_so_far(job.question.workload, _good(job.question, deployment, tables, runs[0]))
+        most = _most_seats(runs[0], tables[1].times)
+        for other, rule in _unbound(job, point, tables, runs[0], most, left):
             left.remove(other)
             report.tried.append(Tried(other, rule, tokens, won))
+        above = [other for other in left if other.decode.limits[1] > most]  # the least may stand for others
+        left.sort(key=lambda other: other is not min(above, key=lambda one: one.decode.limits[::-1], default=None))
     report.seconds = time.perf_counter() - began
     return report
 
@@ -485,19 +504,28 @@ def _good(question: Question, deployment: Deployment, tables: Tables, run: Run) 
     return good
 
 
-def _unbound(job: PairJob, point: Point, tables: Tables, run: Run, others: Sequence[Point]) -> list[tuple[Point, str]]:
-    """Those of the others whose decode side does the same as that of a run, or no better, and by which rule."""
-    requests, times = run.requests, tables[1].times
+def _most_seats(run: Run, times: Times) -> int:
+    """Requests that a rank of the decode side had at once, at most."""
+    requests, rows = run.requests, run.iterations
     assert run.handovers is not None
-    joined = requests.first_token - run.handovers.ttft_join
-    most = most_at_once(joined, requests.finish + longest_step(times), requests.replica)
+    ranks = int(rows.lane.max(initial=0)) + 1
+    rank = requests.replica * ranks + requests.lane
+    ends = seat_ends(requests.finish, rank, rows.start, rows.replica * ranks + rows.lane, times)
+    return most_at_once(requests.first_token - run.handovers.ttft_join, ends, rank)
+
+
+def _unbound(
+    job: PairJob, point: Point, tables: Tables, run: Run, most: int, others: Sequence[Point]
+) -> list[tuple[Point, str]]:
+    """Those of the others whose decode side does the same as that of a run, or no better, and by which rule; no rank of
+    the run had more than ``most`` requests at once."""
     rows = run.iterations
-    decodes = not (np.isin(rows.replica, np.unique(requests.replica)) & (rows.chunk_tokens > 0)).any()
+    decodes = not (np.isin(rows.replica, np.unique(run.requests.replica)) & (rows.chunk_tokens > 0)).any()
     found = []
     for other in others:
         table = tables_for(job.question, job.space.deployment(other.prefill.pool, other.decode.pool, other.layout))[1]
-        rule = no_better((point.decode.pool, times), (other.decode.pool, table.times), most, bool(decodes))
-        if rule:
+        own = point.decode.pool, tables[1].times
+        if rule := no_better(own, (other.decode.pool, table.times), most, bool(decodes)):
             found.append((other, rule))
     return found
 

@@ -7,7 +7,9 @@ and the rest among tokens, then in their order prompt i has its last token no ea
 
     f_i = max(f_{i−1}, arrival_i) + b/n + c·w_i,
 
-so its first token comes no earlier either. Who is in time by f is at most who is.
+so its first token comes no earlier either. Who is in time by f is at most who is. Ranks that share a replica have a
+queue each, and prompts go to the shortest or in turn. Assumed: each prompt waits at least ``EVEN`` of what it would if
+the ranks had one queue.
 
 What an earlier prompt shares is in the cache only where it was used lately. Blocks are evicted in the order of their
 last use, so one is gone when as many others as there are were taken after it. Of prompts that are taken as they come,
@@ -29,7 +31,7 @@ from windtunnel.deployment.engine_scheduler import engine_scheduler
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.goodput.classes import ROUNDED
-from windtunnel.plan.goodput.decode_bound import hull_lines, most_tokens
+from windtunnel.plan.goodput.decode_bound import hull_lines
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.vllm_v1 import VllmV1
 from windtunnel.workload import Workload
@@ -40,74 +42,47 @@ Integers = NDArray[np.int64]
 
 HELD = 1 / 8
 """Share of the memory that prompts behind one may take before its KV has left."""
+EVEN = 1 / 2
+"""Share of the wait in one queue that a prompt waits at least in that of its rank."""
 SMALL = 64
 """Tokens of a chunk below which its attention counts as nothing."""
 PARTS = 16
 """Values of β that are tried."""
 LOOKS = 64
 """Earlier prompts that are looked at; where more were used lately, all that is shared may be in the cache."""
-BUSY = 0.25
-"""Share of the time below which ranks are not looked at."""
-FINE = 20.0
-"""Parts of a second in which what fits is counted."""
-KINDS = 32
-"""Kinds of prompts by their answer's tokens per second of work."""
 ROUND = 512
 """A number of blocks is rounded up to a multiple of this, for few to be told apart."""
 MANY = 4
 """Times that the memory must hold a step and the longest prompt, so that none is ever evicted while it is computed."""
 
 
-def kept_in_turn(deployment: Deployment, workload: Workload, work: Floats, times: Times, limit: float) -> float:
-    """Output tokens per second of requests whose first token may come within a limit (s), by the prefill side alone,
-    where they compute this ``work`` (``computed``). Infinite where prompts are not dealt out in turn and taken as they
-    come, or more than one rank or stage shares a replica's."""
-    pool = deployment.pools[0]
-    plain = _plain(deployment, workload) and pool.engine.data_parallel_size == 1
-    if not (plain and isinstance(times, BatchTimes)):
-        return np.inf
-    prompt = workload.prompt_tokens.astype(np.float64)
-    seconds, tokens = least_seconds(times, work, prompt, pool.engine.resolved("max_num_seqs")), 0.0
+def late_in_turn(deployment: Deployment, workload: Workload, seconds: Floats, limit: float) -> Floats:
+    """Output tokens at least of requests from each on, and 0, whose first token comes later than a limit (s) after
+    they did, where prompts take ``seconds`` of a replica (``seconds_of_prompts``)."""
+    pool, late = deployment.pools[0], np.zeros(len(workload) + 1)
+    share = 1.0 if pool.engine.data_parallel_size == 1 else EVEN
     for one in range(pool.replicas):
-        mine = slice(one, None, pool.replicas)
+        mine = slice(one, len(workload), pool.replicas)
         arrival, so_far = workload.arrival[mine], np.cumsum(seconds[mine])
         done = so_far + np.maximum.accumulate(arrival - (so_far - seconds[mine]))
-        kept = done - arrival <= limit + ROUNDED
-        tokens += float(workload.output_tokens[mine][kept].sum())
-    return tokens / workload.duration
+        late[mine] = np.where(share * (done - arrival) > limit + ROUNDED, workload.output_tokens[mine], 0)
+    return np.asarray(np.cumsum(late[::-1])[::-1])
 
 
-def _plain(deployment: Deployment, workload: Workload) -> bool:
-    """Whether prompts are dealt out in turn and taken as they come."""
+def seconds_of_prompts(deployment: Deployment, workload: Workload, work: Floats, times: Times) -> Floats:
+    """Seconds of a replica that each prompt takes at least, of which this ``work`` is computed (``computed``): where
+    ranks share it, a step lasts as long as that of the mean rank, and, in lockstep, the experts of all tokens. 0 where
+    it is not known, or prompts are not dealt out in turn and taken as they come."""
     pool = deployment.pools[0]
     fits = (workload.prompt_tokens + workload.max_tokens).max() <= pool.engine.resolved("max_model_len")
-    own = workload.images == (0, 0) and not pool.stores and not workload.priority.any()
-    return bool(own and fits and deployment.router == "round_robin" and takes_in_turn(pool))
-
-
-def seconds_of_ranks(deployment: Deployment, workload: Workload, work: Floats, times: Times) -> Floats:
-    """Seconds of a replica that each prompt takes at least of ranks that share them: a step lasts as long as that of
-    the mean rank, and, in lockstep, the experts of all tokens. 0 where that is not known."""
-    pool = deployment.pools[0]
-    if not (_plain(deployment, workload) and isinstance(times, BatchTimes)):
+    plain = workload.images == (0, 0) and not pool.stores and not workload.priority.any() and fits
+    in_turn = deployment.router == "round_robin" and takes_in_turn(pool)
+    if not (plain and in_turn and isinstance(times, BatchTimes)):
         return np.zeros(len(workload))
     prompt, experts = workload.prompt_tokens.astype(np.float64), times.expert_tokens[1:]
     of_rank = least_seconds(times, work, prompt, pool.engine.resolved("max_num_seqs"))
     shared = float((experts / np.arange(1, len(experts) + 1)).min()) if len(experts) else 0.0
     return np.asarray(of_rank / pool.engine.data_parallel_size + shared * work)
-
-
-def kept_at_best(workload: Workload, replicas: int, seconds: Floats, limit: float) -> float:
-    """Output tokens per second of prompts that fit before their limits, dealt out in turn and computed in the best
-    order; infinite where replicas are idle for most of the time, so that nearly all fit."""
-    if float(seconds.sum()) < BUSY * replicas * workload.duration:
-        return np.inf
-    arrival, tokens = workload.arrival * FINE, 0.0
-    for one in range(replicas):
-        mine = slice(one, None, replicas)
-        begin, answers = arrival[mine], workload.output_tokens[mine].astype(np.float64)
-        tokens += most_tokens(begin, begin + limit * FINE, seconds[mine] * FINE, answers, 1.0, KINDS)
-    return tokens / workload.duration
 
 
 def takes_in_turn(pool: Pool) -> bool:
