@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel.cli import DONE, WRONG, main
 from windtunnel.cli.plan.command import MISSED, Kept
-from windtunnel.cli.plan.flags import Axes
+from windtunnel.cli.plan.flags import Axes, split
 from windtunnel.plan.space import Constraints
 
 SMALL = (
@@ -207,3 +207,12 @@ def test_by_default_what_people_deploy_is_searched_and_ends_are_passed(capsys: C
     assert "node.sh" in [path.name for path in (tmp_path / "launch").iterdir()]
     assert main([*command, "--axis", "quantization=stored", "kv_cache_dtype=auto", "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["ranking"][0]["value"] > best["value"]
+
+
+def test_settings_of_a_router_stay_together() -> None:
+    assert split(("round_robin,prefix_aware:prefix=1,queue=3,kv=0,random",)) == [
+        "round_robin",
+        "prefix_aware:prefix=1,queue=3,kv=0",
+        "random",
+    ]
+    assert split(("none,tier=host capacity=1e12", "a=1,b=2")) == ["none", "tier=host capacity=1e12", "a=1", "b=2"]

@@ -2,18 +2,25 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from plan.answer.checker import wrong
 from plan.chosen import outcome
 from plan.planning import question, small_space
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.plan.advice import advise
+from windtunnel.plan.answer.certificate import certificate
+from windtunnel.plan.answer.recommendation import sentence
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.elimination import Contender, impossible
 from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Purchase, RatePerDollar
+from windtunnel.plan.search import search
 from windtunnel.plan.space import Candidate, Constraints
-from windtunnel.workload import Both, Fixed, Gamma, generate
+from windtunnel.plan.trial import whole_run, whole_trial
+from windtunnel.workload import Both, Fixed, Gamma, Workload, generate
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
@@ -146,8 +153,44 @@ def test_the_cost_of_a_rate_is_that_of_what_is_bought() -> None:
     assert (plain.promise(-3), plain.promise(-8)) == (-3 * price, -8 * price)
     assert (nodes.promise(-3), nodes.promise(-7), nodes.promise(-8)) == (-8 * price, -8 * price, -16 * price)
     assert nodes.trial(-3)[0].replicas == 3, "the spare one does not serve"
-    few = LeastForRate(25.0, Constraints(max_gpus=8), count_gpus=True, purchase=Purchase(True, 1))
+    few = LeastForRate(25.0, Constraints(max_gpus=12), count_gpus=True, purchase=Purchase(True, 1))
     climbed = few.climb(candidate, bound, asked)
     assert climbed is not None and (climbed.low, climbed.promise(climbed.low)) == (-7, -8)
     with pytest.raises(InputError, match="spare=-1"):
         Purchase(spare=-1)
+
+
+ELASTIC = (
+    "none",
+    "policy=forecast rps=90 predictor=trend most=4 interval=1 startup=0",
+    "policy=thresholds most=4 interval=9",
+)
+RISING = Workload.from_columns(
+    arrival=np.cumsum(1 / np.linspace(5.0, 200.0, 2000)), prompt_tokens=[300] * 2000, output_tokens=[60] * 2000
+)
+
+
+def test_an_autoscaler_costs_what_is_up_on_average() -> None:
+    """Against every autoscaler and number of replicas simulated whole; what follows the rate is the cheapest."""
+    asked = question(RISING, ("ttft:400", "tpot:15"), tolerance=0.05)
+    space = small_space(device=("h100",), tensor_parallel_size=(1,), max_num_seqs=(64,), autoscale=ELASTIC)
+    enumeration, rate = space.enumerate(with_price=True), RISING.request_rate
+    objective, found = LeastForRate(rate, Constraints(max_gpus=12)), {}
+    for one in enumeration.candidates:
+        for count in range(1, 5) if one.deployment.scaling is None else [one.deployment.replicas]:
+            tried = whole_trial(asked, one.scaled(count), rate)
+            if tried.met and one.index not in found:
+                lives = whole_run(asked, one.scaled(count), rate).manifest.get("lives")
+                paid = sum(lives["paid_s"]) / lives["seconds"] if lives else count
+                found[one.index] = paid * one.scaled(1).price_per_hour
+    answer = search(enumeration, asked, objective, top=9)
+    assert {entry.index: -entry.promise for entry in answer.ranking} == pytest.approx(found)
+    best = answer.best
+    assert best is not None and best.held is not None
+    assert answer.contenders[best.index].candidate.settings["autoscale"] == ELASTIC[1]
+    assert answer.paid(best)[1] == pytest.approx(found[best.index])
+    assert f"{best.held.gpus:.3g} GPUs, ${found[best.index]:.2f}/h on average" in sentence(answer, best)
+    assert wrong(certificate(answer)) == []
+    assert advise(answer) is not None
+    with pytest.raises(InputError, match="without whole_nodes and spare"):
+        search(enumeration, asked, replace(objective, purchase=Purchase(spare=1)))

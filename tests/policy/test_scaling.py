@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.policy.look import Look
 from windtunnel.policy.scaling import (
     WHOLE_LINK,
     Autoscale,
@@ -17,7 +18,6 @@ from windtunnel.policy.scaling import (
     Forecast,
     Foresight,
     Hpa,
-    Look,
     Planner,
     Thresholds,
 )
@@ -69,6 +69,13 @@ def test_words_make_a_rule_and_its_bounds() -> None:
         (lambda: faults_of(["at=5 part=wire"]), "fail: unknown part 'wire': known: link, replica"),
         (lambda: scaling_of("policy=hpa kv=0"), "autoscale: kv=0.0: must be a target > 0"),
         (lambda: scaling_of("policy=hpa tolerance=1"), "autoscale: tolerance=1.0: must be a share from 0 to below 1"),
+        (lambda: scaling_of("policy=variant ttft=2"), "ttft=2.0, tpot=inf: give both, in seconds > 0, or neither"),
+        (lambda: scaling_of("policy=variant ttft=0 tpot=0.1"), "ttft=0.0, tpot=0.1: give both, in seconds > 0"),
+        (
+            lambda: scaling_of("policy=variant alpha=1"),
+            "gamma=(1.0, 0.0, 0.0): give all three, in seconds > 0, or none",
+        ),
+        (lambda: scaling_of("policy=variant slo_multiplier=1"), "autoscale: slo_multiplier=1.0: must be > 1"),
         (lambda: scaling_of("startup=-1"), "autoscale: startup=-1.0: must be seconds ≥ 0"),
         (lambda: scaling_of("kv_up=0.1"), "kv_down=0.1, kv_up=0.1: must be 0 ≤ down < up"),
         (lambda: faults_of(["down=5"]), "fail: give a time (at=600), or a mean time between failures"),

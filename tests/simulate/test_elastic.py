@@ -1,5 +1,6 @@
 """Runs whose replicas start, stop or fail: what they report."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from windtunnel import Deployment, Engine, Pool, device, load_model, simulate, summary, summary_json
 from windtunnel.errors import InputError
-from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight
+from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight, Variant
 from windtunnel.workload import Workload
 
 
@@ -68,3 +69,19 @@ def test_what_cannot_come_and_go_is_refused() -> None:
         run(2, scaling=Autoscale(Foresight(rps=1.0), most=4))
     with pytest.raises(InputError, match="fail: replica=2: there are 2, counted from 0"):
         run(2, faults=(Faults(replica=2, at=5.0),))
+
+
+def test_llmds_autoscaler_learns_in_each_run_anew_what_a_replica_serves() -> None:
+    """The rate rises sixteenfold: one replica at first, several at the end, in each of two runs."""
+    gaps = 1.0 / np.linspace(0.25, 8.0, 1200)
+    asked = Workload.from_columns(arrival=np.cumsum(gaps), prompt_tokens=[500] * 1200, output_tokens=[100] * 1200)
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"), Engine(), 8)
+    scaling = Autoscale(Variant(ttft=0.4, tpot=0.035), most=8, interval=20.0, startup=10.0)
+    elastic = Deployment((pool,), "least_outstanding", scaling=scaling)
+    first, again = (summary(simulate(elastic, asked)).lives for _ in range(2))
+    assert first == again
+    assert first["starts"] > 0
+    assert 1.0 < first["replicas_paid"] < 8.0
+    halves = (replace(pool, replicas=1, role="prefill", name="p"), replace(pool, role="decode", name="d"))
+    with pytest.raises(InputError, match="policy=variant sizes servers that do both prefill and decode: use planner"):
+        simulate(Deployment(halves, scaling=replace(scaling, pool="d")), asked)

@@ -21,6 +21,7 @@ from windtunnel.deployment import Handover
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, VllmV1, routing
+from windtunnel.policy.look import Look
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import (
     LEAST_OUTSTANDING,
@@ -34,7 +35,7 @@ from windtunnel.policy.routing import (
     PrefixAware,
     RouteView,
 )
-from windtunnel.policy.scaling import Autoscale, Failure, Look
+from windtunnel.policy.scaling import Autoscale, Failure
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 CACHED = VllmV1(async_scheduling=False, prefix_caching=True)

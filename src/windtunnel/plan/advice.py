@@ -76,7 +76,8 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    draws, given = None, isinstance(answer.objective, Goodput)
+    elastic = deployment.autoscaler(deployment.pools[0]) is not None
+    draws, given = None, isinstance(answer.objective, Goodput) or elastic
     if workloads is not None and not given and len(seeds) > 1:
         carried = rate if isinstance(answer.objective, LeastForRate) else 0.0
         draws = capacity_draws(deployment, answer.question, workloads, seeds, carried)

@@ -87,7 +87,8 @@ def band_of(answer: SearchResult) -> Band:
     questions = [replace(answer.question, confidence=share) for share in shares]
     by_rate, given = isinstance(answer.objective, LeastForRate), isinstance(answer.objective, Goodput)
     doubt = _doubt(answer, best)
-    ends = [_replicas(answer, best, share) for share in shares] if by_rate else None
+    fixed = by_rate and deployment.autoscaler(deployment.pools[0]) is None
+    ends = [_replicas(answer, best, share) for share in shares] if fixed else None
     sure = [_replicas(answer, best, share, (ends[0], ends[2])) for share in (0.5, 0.9)] if ends else None
     return Band(
         evidence=doubt.words,
@@ -95,7 +96,7 @@ def band_of(answer: SearchResult) -> Band:
         known_bad=doubt.warning,
         replicas=tuple(ends) if ends else None,
         confident=tuple(sure) if sure else None,
-        price_per_hour=deployment.price_per_hour / (deployment.replicas if by_rate else 1),
+        price_per_hour=deployment.price_per_hour / (deployment.replicas if fixed else 1),
         rates=None if by_rate or given else tuple(capacity(deployment, question).rate for question in questions),
         attainment=tuple(whole_trial(question, deployment, rate).attainment for question in questions),
         could_be_better=tuple(_could_be_better(answer, best)),

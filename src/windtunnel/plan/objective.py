@@ -234,6 +234,21 @@ class ReplicaClimb:
 
 
 @dataclass(frozen=True)
+class ElasticClimb(ReplicaClimb):
+    """One step: an autoscaler with all its replicas, of which it pays for at least some."""
+
+    least: int = 1
+
+    def promise(self, step: int) -> float:  # noqa: ARG002 - there is one
+        """Minus the weight of the fewest replicas."""
+        return -self.least * self.weight
+
+    def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - measured, not promised
+        """Minus the weight of the replicas that were paid on average."""
+        return -outcome.gpus / self.candidate.scaled(1).gpus * self.weight
+
+
+@dataclass(frozen=True)
 class Purchase:
     """What is bought for a deployment that serves: whole nodes, and replicas that may fail."""
 
@@ -352,6 +367,12 @@ class LeastForRate:
         if bound.rate == 0:
             return None
         one, least = candidate.scaled(1), self._least(bound)
+        weight = one.gpus if self.count_gpus else one.price_per_hour
+        scaling = candidate.deployment.autoscaler(candidate.deployment.pools[0])
+        if scaling is not None:
+            if self.purchase != AS_SERVED or question.in_lanes:
+                raise InputError("autoscale: is for a rate, and without whole_nodes and spare: leave one of them out")
+            return ElasticClimb(candidate, self.rate, -scaling.most, -scaling.most, weight, least=scaling.least)
         room = ROOM * least + ROOM
         if question.in_lanes:
             asked = self.rate * question.calls_of_lane / bound.per_replica  # replicas, were no client to wait
@@ -359,7 +380,6 @@ class LeastForRate:
         most = most_replicas(candidate, self.constraints, room, self.purchase)
         if most < least:
             return None
-        weight = one.gpus if self.count_gpus else one.price_per_hour
         bought = None
         if self.purchase != AS_SERVED:
             bought = self.purchase.gpus if self.count_gpus else self.purchase.price

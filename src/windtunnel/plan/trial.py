@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.files import cache_folder
 from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
+from windtunnel.metrics.usage import share_there
 from windtunnel.perf.database import Database, find_systems
 from windtunnel.perf.predictor import Predictor, wanted_version
 from windtunnel.perf.sources import predictor_from
@@ -81,7 +82,16 @@ def _one_draw(question: Question, deployment: Deployment, rate: float, tables: T
         begun = simulated(question, deployment, head(workload, count), tables)
         if is_lost(begun.requests, workload, question):
             return measure(begun, question, rate, stopped=True)
-    return measure(simulated(question, deployment, workload, tables), question, rate)
+    return _judged(simulated(question, deployment, workload, tables), question, deployment, rate)
+
+
+def _judged(run: Run, question: Question, deployment: Deployment, rate: float) -> Outcome:
+    """What a whole run measured, with the GPUs that an autoscaler pays for."""
+    found = measure(run, question, rate)
+    if not deployment.scaling:
+        return found
+    each = [pool.gpus / pool.replicas for pool in deployment.pools for _ in range(pool.replicas)]
+    return replace(found, gpus=float(share_there(run) @ each))
 
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
@@ -92,7 +102,7 @@ def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
 def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outcome:
     """A trial that is not stopped early."""
     asked = tightened(deployment, tables_for(question, deployment), question)
-    return as_asked(measure(whole_run(question, deployment, rate), asked, rate), question)
+    return as_asked(_judged(whole_run(question, deployment, rate), asked, deployment, rate), question)
 
 
 def as_asked(found: Outcome, question: Question) -> Outcome:

@@ -7,28 +7,7 @@ from typing import Literal, NamedTuple, Protocol, get_type_hints
 from windtunnel.dataclass import dataclass
 from windtunnel.errors import InputError, require_words, unknown
 from windtunnel.files import typed_words
-
-
-class Look(NamedTuple):
-    """What an autoscaler sees at a tick."""
-
-    replicas: int
-    """Up, or starting."""
-    queued: float
-    """Prompt tokens that wait for each replica that is up, by max_model_len."""
-    kv: float
-    """Share of the KV blocks that requests hold, averaged over these replicas."""
-    arrived: float
-    """Requests/s since the tick before."""
-    before: float
-    """Requests/s between that tick and the one before it."""
-    coming: float
-    """Requests/s in the interval that begins when a replica started now would be up: what only foresight may use."""
-    role: str = "mixed"
-    """What the pool computes: ``mixed``, ``prefill`` or ``decode``."""
-    loads: tuple[tuple[float, float], ...] = ()
-    """Of each replica that is up: prompt tokens that wait for a rank, by max_model_len; and the share of the KV blocks
-    that its requests hold, or wait for."""
+from windtunnel.policy.look import Look
 
 
 class Rule(Protocol):
@@ -166,15 +145,55 @@ class Foresight:
         return ceil(look.coming / self.rps)
 
 
+@dataclass(frozen=True)
+class Variant:
+    """As llm-d's variant autoscaler with its queueing model and tuner (see ``policy.variant``): ⌈requests/s / what a
+    replica serves within limits on its means⌉."""
+
+    ttft: float = inf
+    """Limit on the mean TTFT in seconds; without one and ``tpot`` they follow from what is learned."""
+    tpot: float = inf
+    slo_multiplier: float = 3.0
+    """Times the shortest iteration that one may take, where no limits are given."""
+    alpha: float = 0.0
+    """Seconds of an iteration that the tuner begins with; 0: guessed from its first look, which an overload spoils."""
+    beta: float = 0.0
+    """Seconds for each token that is computed."""
+    gamma: float = 0.0
+    """Seconds for each token of KV that is read."""
+
+    def __post_init__(self) -> None:
+        if not (self.ttft > 0 and self.tpot > 0 and (self.ttft == inf) == (self.tpot == inf)):
+            raise InputError(f"autoscale: ttft={self.ttft}, tpot={self.tpot}: give both, in seconds > 0, or neither")
+        if not 1 < self.slo_multiplier < inf:
+            raise InputError(f"autoscale: slo_multiplier={self.slo_multiplier}: must be > 1")
+        start = self.alpha, self.beta, self.gamma
+        if not (start == (0.0, 0.0, 0.0) or all(0 < one < inf for one in start)):
+            raise InputError(f"autoscale: alpha, beta, gamma={start}: give all three, in seconds > 0, or none")
+
+    def fresh(self) -> Rule:
+        """The rule of one run, which has learned nothing."""
+        from windtunnel.policy.variant import Sizing
+
+        start = (self.alpha, self.beta, self.gamma) if self.alpha else None
+        return Sizing(self.ttft, self.tpot, self.slo_multiplier, start)
+
+    def wanted(self, look: Look) -> int:
+        """By this look alone."""
+        return self.fresh().wanted(look)
+
+
 def _require_rps(rps: float) -> None:
     if not 0 < rps < inf:
         raise InputError(f"autoscale: rps={rps}: must be > 0, the requests/s that one replica serves within its limits")
 
 
-RULES: dict[str, type[Thresholds] | type[Planner] | type[Hpa] | type[Forecast] | type[Foresight]] = {
+Known = Thresholds | Planner | Hpa | Forecast | Foresight | Variant
+RULES: dict[str, type[Known]] = {
     "thresholds": Thresholds,
     "planner": Planner,
     "hpa": Hpa,
+    "variant": Variant,
     "forecast": Forecast,
     "foresight": Foresight,
 }
@@ -214,9 +233,18 @@ class Autoscale:
         settings = {name: value for name, value in given.items() if name in own}
         return cls(rule(**{name: value for name, value in given.items() if name not in own}), **settings)
 
-    def wanted(self, look: Look) -> int:
-        """How many replicas there should be."""
-        return min(max(self.rule.wanted(look), self.least), self.most)
+    @property
+    def learns(self) -> bool:
+        """Whether its rule goes by the ``traffic`` of a look."""
+        return isinstance(self.rule, Variant)
+
+    def fresh(self) -> Rule:
+        """Its rule for one run: one that learns has learned nothing."""
+        return self.rule.fresh() if isinstance(self.rule, Variant) else self.rule
+
+    def wanted(self, look: Look, rule: Rule | None = None) -> int:
+        """How many replicas there should be, by its rule or by the one of a run."""
+        return min(max((rule or self.rule).wanted(look), self.least), self.most)
 
 
 OnFailure = Literal["lost", "retry", "migrate"]

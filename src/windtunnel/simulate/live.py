@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import VllmV1
 from windtunnel.policy.routing import SCORED
-from windtunnel.policy.scaling import Foresight
+from windtunnel.policy.scaling import Foresight, Variant
 from windtunnel.simulate.disaggregation import routers_of, sending_of
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.simulate import batch_times, comes_and_goes, fleet_of, router_stream, schedulers_of
@@ -135,6 +135,8 @@ def live(
     scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
     if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):
         raise InputError("autoscale: policy=foresight knows what is to come, and a server does not: use planner")
+    if any(scaling and isinstance(scaling.rule, Variant) for scaling in scalings):
+        raise InputError("autoscale: policy=variant is simulated, but not served: use planner")
     tables = batch_times(deployment, perf) if tables is None else tables
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     caching = any(policy.prefix_caching for policy in policies) or routers[0].number == SCORED

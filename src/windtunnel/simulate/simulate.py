@@ -25,7 +25,7 @@ from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated, draft_share
 from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
-from windtunnel.policy.scaling import Foresight
+from windtunnel.policy.scaling import Foresight, Variant
 from windtunnel.policy.tiers import Tier
 from windtunnel.simulate.disaggregation import (
     Sending,
@@ -140,9 +140,13 @@ def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
 
 
 def _require_known_arrivals(demand: Demand, fleet: Fleet) -> None:
-    """Raise InputError for an autoscaler with foresight where nobody knows when requests will come."""
+    """Raise InputError for an autoscaler with foresight where nobody knows when requests will come, and for one that
+    sizes servers which do both halves of the work where these do one."""
     if demand.closed and any(scaling and isinstance(scaling.rule, Foresight) for scaling in fleet.scaling):
         raise InputError("autoscale: policy=foresight knows when requests come, and these wait: use forecast")
+    halves = [scaling for scaling, role in zip(fleet.scaling, fleet.roles, strict=False) if role != "mixed"]
+    if any(scaling and isinstance(scaling.rule, Variant) for scaling in halves):
+        raise InputError("autoscale: policy=variant sizes servers that do both prefill and decode: use planner")
 
 
 def _accounts(record: Record, demand: Demand, fleet: Fleet) -> dict[str, Any]:

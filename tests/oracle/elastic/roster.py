@@ -23,7 +23,8 @@ from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from oracle.vllm_v1.request import Request
 from windtunnel.policy import Limits
-from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Look, PoolLives
+from windtunnel.policy.look import Look
+from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, PoolLives
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 WAITS = ON_THE_WAY | {LEASE_ENDS, TIME_OUT}

@@ -16,7 +16,8 @@ from oracle.vllm_v1.request import Request
 from oracle.vllm_v1.scheduler import Scheduler
 from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thresholds
+from windtunnel.policy.look import Look
+from windtunnel.policy.scaling import Autoscale, Failure, OnFailure, Thresholds
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=4)
 POLICY = VllmV1(async_scheduling=False)

@@ -26,9 +26,10 @@ from windtunnel.core.engine import Fleet
 from windtunnel.core.records import GONE
 from windtunnel.deployment import Handover, Link
 from windtunnel.policy import VllmV1
+from windtunnel.policy.look import Look
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING
-from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Look, Planner
+from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Planner
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PULL = Handover("pull", "decode")

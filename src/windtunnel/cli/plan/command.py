@@ -132,18 +132,18 @@ class Wanted:
 
         if self.of_goodput:
             return Goodput(space.constraints, self.objective == "goodput-per-dollar")
-        if "autoscale" in space.axes:
-            raise InputError(
-                "autoscale: only the goodput objectives search autoscalers: add --objective goodput-per-dollar or "
-                "goodput-per-gpu, and --attainment for the share of requests that must be good"
-            )
         unit, lanes = question.unit, question.workload.lanes if question.in_lanes else 0
+        given = self.target_request_rate if self.target_request_rate is not None else lanes or None
+        by_value = self.objective == "qps-per-dollar" or (self.objective == "auto" and given is None)
+        if "autoscale" in space.axes and (by_value or self.objective in ("energy", "qps-per-gpu")):
+            raise InputError(
+                "autoscale: is searched for cost, gpus and goodput: add --objective cost, or a target rate"
+            )
         if self.objective == "energy":
             return EnergyPerToken()
         if self.objective == "qps-per-gpu":
             return RatePerDollar(count_gpus=True, of=unit)
-        given = self.target_request_rate if self.target_request_rate is not None else lanes or None
-        if self.objective == "qps-per-dollar" or (self.objective == "auto" and given is None):
+        if by_value:
             return RatePerDollar(of=unit)
         rate = question.workload.request_rate if given is None else given
         if not math.isfinite(rate):

@@ -1,5 +1,6 @@
 """Flags of plan: what is searched, under which limits, for what, and where it runs."""
 
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +21,8 @@ SPACE, LIMITS, SEARCH, BUYER, CLUSTER = (
     Group(name, sort_key=place)
     for place, name in enumerate(("Search space", "Available hardware", "Search", "For the buyer", "Execution"))
 )
+SETTINGS, SETTING = re.compile(r"\w+:\w+="), re.compile(r"\w+=[^\s,]+")
+"""The beginning of a word with settings, and one more of them."""
 Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
 ALONE = ("round_robin",)
 FOR_RATES, FOR_LANES = (*ALONE, "least_outstanding", "vllm_dp"), (*ALONE, "session_affinity", "prefix_aware")
@@ -93,8 +96,15 @@ class Axes:
 
 
 def split(words: tuple[str, ...]) -> list[str]:
-    """Words separated by commas as well."""
-    return [part for word in words for part in word.split(",") if part]
+    """Words separated by commas as well; settings of one, ``prefix_aware:prefix=1,queue=3``, stay together."""
+    found: list[str] = []
+    for word in words:
+        for place, part in enumerate(part for part in word.split(",") if part):
+            if place and SETTINGS.match(found[-1]) and SETTING.fullmatch(part):
+                found[-1] += f",{part}"
+            else:
+                found.append(part)
+    return found
 
 
 def defaults(model: "Model", routers: Values) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
 from windtunnel.policy import Limits
-from windtunnel.policy.scaling import Autoscale, Lives, PoolLives
+from windtunnel.policy.scaling import Autoscale, Lives, PoolLives, Rule
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 SAID = {STARTING: "starting", DRAINING: "draining", DOWN: "failed"}
@@ -58,7 +58,11 @@ class Crew:
     limits: Limits
     lives: list[Life]
     scaling: Autoscale | None = None
+    rule: Rule | None = None
+    """Its rule, with what it has learned in this run."""
     rate_before: float = 0.0
+    low_before: int = 0
+    """Requests before this one had ended at the tick before."""
     starts: int = 0
     failures: int = 0
     unserved: float = 0.0
@@ -84,7 +88,7 @@ class Roster:
         for role, count, limit, rule in zip(roles, replicas, limits, scaling, strict=True):
             first, there = len(self.lives), rule.least if rule else count
             lives = [Life(first + i, UP if i < there else OFF) for i in range(count)]
-            self.crews.append(Crew(role, limit, lives, rule))
+            self.crews.append(Crew(role, limit, lives, rule, rule.fresh() if rule else None))
         self.now = self.changed = self.unserved = 0.0
         self.link_failures = 0
         self.link_past: list[tuple[int, str, float, float]] = []

@@ -12,7 +12,9 @@ from windtunnel.core.fleet.roster import STARTING, UP, Crew
 from windtunnel.core.records import AGAIN, AT_DOOR, NONE, QUEUED, ROUTED_AHEAD, State
 from windtunnel.core.seats import EMPTY, ENDS, WHO
 from windtunnel.dataclass import dataclass
-from windtunnel.policy.scaling import Look
+from windtunnel.policy.look import Look, Traffic
+
+TIMES = ("arrival", "first_token", "finish")
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,30 @@ def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -
     return round((total - free) * num_blocks / total)
 
 
-def look(each: Crew, measured: Sequence[Measured], at_door: int, arrived: float, coming: float) -> Look:
-    """What the autoscaler of a pool sees; requests/s ``arrived`` and ``coming``: see Look."""
+def traffic(state: State, each: Crew, lanes: Integers, since: float, time: float, last: int) -> Traffic | None:
+    """What the requests of the replica of these ``lanes`` have seen since a time; None where none came or ended.
+    ``last``: requests from there on have not come."""
+    rows: Any = state.requests[each.low_before : last]
+    rows = rows[are_among(rows["lane"], lanes)]
+    came, begun, ended = (rows[(rows[name] > since) & (rows[name] <= time)] for name in TIMES)
+    spoke = ended[np.isfinite(ended["first_token"])]
+    gaps = int((spoke["output"] - 1).sum())
+    if not (len(came) and len(begun) and gaps > 0):
+        return None
+    return Traffic(
+        rate=len(came) / (time - since),
+        prompt=float(spoke["prompt"].mean()),
+        answer=float(spoke["output"].mean()),
+        ttft=float((begun["first_token"] - begun["arrival"]).mean()),
+        token=float((spoke["finish"] - spoke["first_token"]).sum()) / gaps,
+        seats=each.limits.max_num_seqs * len(lanes),
+    )
+
+
+def look(
+    each: Crew, measured: Sequence[Measured], at_door: int, arrived: float, coming: float, seen: tuple[Traffic, ...]
+) -> Look:
+    """What the autoscaler of a pool sees; requests/s ``arrived`` and ``coming``, and what is ``seen``: see Look."""
     up = [one for one, life in zip(measured, each.lives, strict=True) if life.state == UP]
     waiting = sum(one.tokens for one in measured) + at_door
     used, ranks = sum(one.used_blocks for one in up), sum(one.ranks for one in up)
@@ -92,6 +116,7 @@ def look(each: Crew, measured: Sequence[Measured], at_door: int, arrived: float,
         coming=coming,
         role=each.role,
         loads=tuple(one.load for one in up),
+        traffic=seen,
     )
 
 

@@ -19,7 +19,7 @@ from windtunnel.core.dispatch import check, show
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
 from windtunnel.core.fleet.remains import Blank, Received, are_among, drop_stalls, have_ended, present, received
 from windtunnel.core.fleet.roster import DOWN, DRAINING, OFF, STARTING, UP, Crew, Life, Roster
-from windtunnel.core.fleet.scaling import Measured, look, rate_between, times_of_arrival
+from windtunnel.core.fleet.scaling import Measured, look, rate_between, times_of_arrival, traffic
 from windtunnel.core.fleet.tail import Tail, cut, tail_of
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import FULL, loop
@@ -40,6 +40,7 @@ from windtunnel.core.records import (
 from windtunnel.core.routing import forget_replica, sees_there, sends_kv
 from windtunnel.core.stores.chunks import are_shared, use_of
 from windtunnel.errors import InputError
+from windtunnel.policy.look import Traffic
 from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Lives
 
@@ -373,9 +374,9 @@ class Service:
             came = times_of_arrival(self.state.requests, len(self.demand.arrival), time - interval)
         arrived = rate_between(came, time - interval, time)
         coming = rate_between(self.came, then, then + interval)
-        seen = look(each, measured, self._tokens_at_door(each), arrived, coming)
-        each.rate_before = arrived
-        wanted = each.scaling.wanted(seen)
+        seen = look(each, measured, self._tokens_at_door(each), arrived, coming, self._traffic(each, time))
+        each.rate_before, each.low_before = arrived, self.low
+        wanted = each.scaling.wanted(seen, each.rule)
         for _ in range(wanted - seen.replicas):
             self._start(each, time)
         for _ in range(seen.replicas - wanted):
@@ -396,6 +397,14 @@ class Service:
         pool = int(self.pool_of[life.number])
         lanes, some = self._lanes(life.number), (self.low, self.high)
         return Measured.of(self.state, self.fleet, pool, lanes, time, some)
+
+    def _traffic(self, each: Crew, time: float) -> tuple[Traffic, ...]:
+        """What the requests of its replicas have seen since the tick before, where its rule goes by that."""
+        if each.scaling is None or not each.scaling.learns:
+            return ()
+        since, last = time - each.scaling.interval, self.high
+        found = (traffic(self.state, each, self._lanes(life.number), since, time, last) for life in each.lives)
+        return tuple(one for one in found if one is not None)
 
     def _tokens_at_door(self, each: Crew) -> int:  # noqa: ARG002 - there is one door, and others for others
         rows: Any = self.state.requests[self.low : self.high]

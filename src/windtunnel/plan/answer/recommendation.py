@@ -52,6 +52,8 @@ def riskier(answer: SearchResult, store: Store, team: Team) -> Riskier | None:
     if even.best is None or even.best.promise <= best.promise:
         return None
     winner, cheaper = answer.measured(best)[0], even.measured(even.best)[0]
+    if any(one.autoscaler(one.pools[0]) for one in (winner, cheaper)):
+        return None
     safe = _needed(answer, answer.contenders[even.best.index])
     if _kind(winner) == _kind(cheaper) and (safe is None or safe.gpus > winner.gpus):
         safe = winner
@@ -142,6 +144,9 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
     cost = f" for {hourly} ({a_month(deployment, purchase)})" if hourly else ""
     bought = f"{hardware(deployment, True, purchase)}{cost}"
     load = answer.question.workload.name
+    if entry.held is not None and (share := entry.held.share_of(deployment.gpus)) < 1.0:
+        paid = f", ${share * purchase.price(deployment):,.2f}/h" if hourly else ""
+        bought = f"up to {hardware(deployment, True)}, {entry.held.gpus:.3g} GPUs{paid} on average"
     if isinstance(answer.objective, LeastForRate):
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
@@ -150,10 +155,6 @@ def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
             met = f"with {rate:.0f} lanes of {load}"
         return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     if isinstance(answer.objective, Goodput) and entry.held is not None:
-        share = entry.held.share_of(deployment.gpus)
-        if share < 1.0:
-            paid = f", ${share * purchase.price(deployment):,.2f}/h" if hourly else ""
-            bought = f"up to {hardware(deployment, True)}, {entry.held.gpus:.3g} GPUs{paid} on average"
         good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
         best = f"{f'{value:,.0f}' if value >= 1e4 else f'{value:,.4g}'} {answer.objective.unit}"
         return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
