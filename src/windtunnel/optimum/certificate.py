@@ -23,6 +23,7 @@ from windtunnel.optimum.relaxation import mean_e2el_bound
 from windtunnel.optimum.rules import AS_BEGUN, batches_after_first_tokens, check_rules, ends_early, keeps
 from windtunnel.optimum.schedule import SCHEMA_VERSION, Batch, Outcome, Schedule, as_early_as_possible, check
 from windtunnel.optimum.search import search
+from windtunnel.optimum.slots import mean_e2el_by_slots
 from windtunnel.policy.unified import infermax_grid
 
 Program = Literal["flow", "start", "literal", "none"]
@@ -34,6 +35,8 @@ SEARCHED, RELAXED = 0.2, 0.3
 """Shares of the time limit for the search and for the relaxation, where a program follows."""
 SEARCHED_ALONE = 0.5
 """For the search where no program follows."""
+SLOTTED = 0.7
+"""Share of the relaxation's time for time slots, where they bound anything."""
 SEARCH_EACH = 1.0
 """Seconds of search for each request, at most."""
 SIMULATED = 0.3
@@ -52,8 +55,8 @@ class Certificate:
     """Seconds, or for goodput the share of good requests, under the problem's own batch times."""
     bound: float
     proof: str
-    """``optimal``: the gap is closed; ``program``: the solver's bound when it ended; ``relaxation``: the linear program
-    over completions; ``formula``: see ``bounds``."""
+    """``optimal``: the gap is closed; ``program``: the solver's bound when it ended; ``relaxation``: a linear program
+    over completions or slots of time; ``formula``: see ``bounds``."""
     kind: str
     """The schedules that the bound is for."""
     found_by: str
@@ -280,13 +283,15 @@ class _Work:
             self._take(found, "search")
 
     def _relax(self) -> None:
-        """The linear program over completions, where the objective has them."""
+        """The linear programs over slots and over completions, where the objective has them."""
         if not (self.seconds and self.objective.mean_e2el):
             return
         others = bounds(self.problem)
         limit = (1.0 if self.program == "none" else RELAXED) * self._left()
         try:
-            e2el = mean_e2el_bound(self.problem, limit)
+            end = time.monotonic() + limit
+            by_slots = mean_e2el_by_slots(self.problem, SLOTTED * limit)
+            e2el = max(by_slots, mean_e2el_bound(self.problem, max(end - time.monotonic(), 0.0)))
         except InputError as error:
             if self.program != "none":
                 raise
