@@ -150,7 +150,7 @@ class Wanted:
             raise InputError("the load has no rate: add target_request_rate, or of sessions lanes")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
-        purchase = self.buyer.purchase()
+        purchase = self.buyer.purchase(space)
         return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase, unit)
 
 
