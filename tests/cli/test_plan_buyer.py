@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from plan.chosen import answer
 
+from windtunnel.cli import WRONG, main
 from windtunnel.cli.plan.command import Wanted
 from windtunnel.cli.plan.flags import Buyer
 from windtunnel.cli.plan.other_loads import cases_of, change_of
