@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from plan.planning import LENGTHS, chat, question, small_space
-from windtunnel.deployment import Deployment, usual_handover
+from windtunnel.deployment import Deployment, Pool, usual_handover
 from windtunnel.deployment.handover import find_handover
 from windtunnel.perf.batch_times import BatchTimes, Times, linear
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
-from windtunnel.plan.goodput.classes import no_better
+from windtunnel.plan.goodput.classes import fastest, no_better
 from windtunnel.plan.goodput.closed import SAME
 from windtunnel.plan.goodput.objective import NO_MINIMUM
 from windtunnel.plan.goodput.pool_jobs import prefill_alone
@@ -124,6 +124,36 @@ def test_no_ranks_have_more_in_time(model: str, experts: bool) -> None:
             most = in_time(deployment, load, work, times)
             assert prefill_alone(asked, deployment).tokens <= most * (1 + 1e-9)
             assert first > 1 or most < 0.9 * load.output_tokens.sum() / load.duration
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nobody_is_faster_than_who_stands_for_all(ranks: int) -> None:
+    """However many tokens the captured graphs of each reach."""
+    limits: dict[str, Any] = {"data_parallel_size": (ranks,), "max_num_seqs": (16, 64, 128), "enforce_eager": (False,)}
+    side = Space("Qwen/Qwen3-30B-A3B", LIMITS | limits | {"device": ("h100",), "max_model_len": (2048,)})
+    whole = PoolSpace(side, side, handover=find_handover(usual_handover("vllm")))
+    asked = question(PLAIN, goodput=("ttft:60",))
+    (prefills, _), (decodes, _) = (whole.side(role, with_price=False) for role in ("prefill", "decode"))
+    pools = [pool for _, pool in prefills if pool.engine.max_num_batched_tokens == 256]
+    each = [(pool, tables_for(asked, whole.deployment(pool, decodes[0][1], (1, 1)))[0].times) for pool in pools]
+    assert len(each) == 3
+    found = fastest(each[0], each[1:])
+    assert found is not None and fastest(each[1], [each[0]]) is None
+    assert fastest((replace_blocks(each[0][0], 3999), each[0][1]), each[1:]) is None
+    draw, sooner = np.random.default_rng(5), 0
+    for _ in range(300):
+        chunks = [[(int(draw.integers(1, 240 // n)), 64)] * n for n in draw.integers(1, 9, ranks)]
+        batches: list[Any] = [(0, 0, each_rank) for each_rank in chunks]
+        steps = [times.lockstep(batches) if ranks > 1 else times.batch(*batches[0]) for _, times in each]
+        least = found.lockstep(batches) if ranks > 1 else found.batch(*batches[0])
+        assert least <= min(steps) * (1 + 1e-12)
+        sooner += least < max(steps)
+    assert sooner
+
+
+def replace_blocks(pool: Pool, blocks: int) -> Pool:
+    """The pool with other KV blocks."""
+    return replace(pool, engine=replace(pool.engine, num_gpu_blocks_override=blocks))
 
 
 def test_by_hand() -> None:

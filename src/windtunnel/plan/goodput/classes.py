@@ -1,6 +1,7 @@
 """Classes: settings that never bound anything are one class, so one run stands for all of them."""
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ Integers = NDArray[np.int64]
 BY_SEQUENCES = ("sequences", "host_overlapped", "host_serial", "decode_attention", "mixed_attention")
 ROUNDED = 1e-6
 """Seconds by which rounding may move an instant."""
+OF_GRAPHS = ("decode_tokens", "mixed_tokens", "expert_tokens", "padded", "graph_tokens")
+"""Tables that differ with the captured graphs."""
 OF_PROMPTS = ("mixed_tokens", "mixed_attention", "chunk_knots", "prefill_attention", "prefill_base")
 """Tables that steps without prompts do not read."""
 
@@ -138,6 +141,28 @@ def _same_steps(run: tuple[Pool, Times], other: tuple[Pool, Times], most: int, d
         np.array_equal(getattr(times, name)[:count], getattr(others, name)[:count])
         for name in ("padded", "decode_tokens")
     )
+
+
+def fastest(one: tuple[Pool, Times], others: Sequence[tuple[Pool, Times]]) -> BatchTimes | None:
+    """Step times of a pool that are nowhere longer than those of others with higher limits on sequences, for batches
+    that it takes; None where the others have more KV blocks, or differ in more than captured graphs."""
+    times, own = one[1], _memory(one[0])
+    if not isinstance(times, BatchTimes):
+        return None
+    decodes, mixed, experts = times.decode_tokens, times.mixed_tokens, times.expert_tokens
+    for other, table in others:
+        memory = _memory(other)
+        if not isinstance(table, BatchTimes) or memory[1:] != own[1:] or memory[0] > own[0]:
+            return None
+        for name in (column.name for column in fields(BatchTimes) if column.name not in OF_GRAPHS):
+            a, b = getattr(times, name), getattr(table, name)
+            if not np.array_equal(a, b[: len(a)] if name in BY_SEQUENCES else b):
+                return None
+        decodes, mixed = np.minimum(decodes, table.decode_tokens), np.minimum(mixed, table.mixed_tokens)
+        experts = np.minimum(experts, table.expert_tokens)
+    rising = np.minimum.accumulate(experts[::-1])[::-1]
+    plain = np.arange(len(times.padded))
+    return replace(times, decode_tokens=decodes, mixed_tokens=mixed, expert_tokens=rising, padded=plain, graph_tokens=0)
 
 
 def _memory(pool: Pool) -> tuple[int, ...]:

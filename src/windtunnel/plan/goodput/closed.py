@@ -9,6 +9,7 @@ import numpy as np
 
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Pool
+from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.goodput.points import OFFERED, SIMULATED, STOPPED
 
 Layout = tuple[int, int]
@@ -20,8 +21,8 @@ AT_BEST, PREFILL, DECODE, SHARED = "prefill at best", "prefill alone", "decode a
 SAME, FEWER = "same", "fewer KV blocks"
 """Rules that close deployments: too few first tokens come in time where prompts are computed in turn at the best speed;
 too few do from a prefill side that never waits; of those, too few tokens can be decoded in time, whatever is chosen to
-be decoded, or where all that has come is decoded; a limit that was not reached is another; with it, fewer KV blocks are
-assumed to do no better."""
+be decoded, or where all that has come is decoded; a limit that was not reached is another; with it, fewer KV blocks and
+slower steps are assumed to do no better."""
 OPEN = "open"
 """Not closed."""
 
@@ -36,6 +37,9 @@ class Server:
     pool: Pool
     weight: float
     """GPUs, or USD per second, of one replica."""
+    stands_for: tuple[int, ...] = ()
+    """Places of those that do no better, where it has the most KV blocks of them and the ``fastest`` steps."""
+    fastest: BatchTimes | None = None
 
     @property
     def kin(self) -> str:

@@ -10,7 +10,7 @@ some wait there, it is no shorter either. All of U advance here, so nobody advan
 
 A good request ends by arrival + ttft + tpot · (tokens − 1): who does not even here, is lost. Assumed, as of prefill
 sides, which do no better where they must wait: while requests wait for seats or memory of a rank, at least 1 − SLACK of
-those are in use by its decodes.
+those are in use by its decodes, and each of the other ranks has at least EVEN of its decodes.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 SLACK = 1 / 8
+EVEN = 1 / 2
 COLUMNS = 128
 """Numbers of cached tokens for which a step time is kept; those between count as the one below."""
 
@@ -79,8 +80,9 @@ def _grid(times: BatchTimes, pool: Pool, most: int, width: float, reserved: int,
         np.maximum(where_full, rising + slope * held, out=where_full)
         at_seats = max(at_seats, float(rising[full - 1]))
     fill = n * longest >= held  # fewer requests than that do not fill the memory
-    for_memory = (where_full + experts[1 : most + 1])[fill].min(initial=np.inf)
-    waiting = min(at_seats + float(experts[full]), float(for_memory))
+    of_all = (n * (1 + (ranks - 1) * EVEN)).astype(np.int64)
+    for_memory = (where_full + experts[of_all])[fill].min(initial=np.inf)
+    waiting = min(at_seats + float(experts[of_all[full - 1]]), float(for_memory))
     return np.asarray(np.minimum(least + experts[:, None], waiting))
 
 

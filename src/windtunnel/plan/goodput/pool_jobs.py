@@ -20,7 +20,7 @@ from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.doubt import tightened
-from windtunnel.plan.goodput.classes import most_at_once, most_prompts, no_better, seat_ends
+from windtunnel.plan.goodput.classes import fastest, most_at_once, most_prompts, no_better, seat_ends
 from windtunnel.plan.goodput.closed import AT_BEST, DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
@@ -43,6 +43,8 @@ Floats = NDArray[np.float64]
 
 EPSILON = 1e-6
 """Seconds by which rounding may move an instant."""
+LUCK = 1.001
+"""Times the good tokens of one that stands for others that those may have: requests that meet by chance."""
 
 
 class Point(NamedTuple):
@@ -82,7 +84,8 @@ class Point(NamedTuple):
 
     def closings(self, rule: str, tokens: float) -> list[Closing]:
         """It and those for which it stands, closed by a rule."""
-        each = ((rule, (self.prefill.place,)), (SAME, self.alike), (FEWER, self.fewer))
+        one = () if self.prefill.stands_for else (self.prefill.place,)
+        each = ((rule, one), (SAME, self.alike), (FEWER, self.fewer))
         return [Closing(by, own, (self.decode.place,), (self.layout,), tokens) for by, own in each if own]
 
 
@@ -134,9 +137,10 @@ def prefill_alone(
     least: float = 0.0,
     lost: Floats | None = None,
     late: Floats | None = None,
+    tables: Tables | None = None,
 ) -> Alone:
     """The prefill side of a deployment, its decode side taking no time; ended early where no more than ``least`` tokens
-    per second can come in time. ``lost``, ``late``: see ``beginning``."""
+    per second can come in time. ``lost``, ``late``: see ``beginning``; ``tables``: the question's, unless given."""
     workload = question.workload
     few = replace(
         workload,
@@ -145,7 +149,7 @@ def prefill_alone(
     )
     tables = [
         table if pool.role == "prefill" else _free(table)
-        for pool, table in zip(deployment.pools, tables_for(question, deployment), strict=True)
+        for pool, table in zip(deployment.pools, tables or tables_for(question, deployment), strict=True)
     ]
     asked = tightened(deployment, tables, question)
     count = beginning(workload, lambda tokens, _: tokens > least, lost, late)
@@ -189,16 +193,15 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
     any_decode = job.decodes[0][0][0]
     late = _not_late(job, first, report)
     left = [one for one in job.prefills if one.place in late]
-    lightest = _lightest(job)
+    most: float = np.inf
     while left:
+        above = [one for one in left if one.limits[1] > most]
+        if len(above) > 1 and _ask_fastest(job, first, above, report):
+            left, most = [one for one in left if one not in above], np.inf
+            continue
         server, *others = left
         one = job.space.deployment(server.pool, any_decode.pool, (first, 1))
-        like = f"{job.question.digest} {server.kin} {first}"
-        least = job.best * lightest
-        alone = prefill_alone(job.question, one, least, _lost_kept.get(like), late[server.place])
-        report.trials += 1
-        if len(alone.kept) == len(job.question.workload):
-            _lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
+        alone = _ask_alone(job, server, one, late[server.place], report, 1.0)
         own = one.pools[0], tables_for(job.question, one)[0].times
         alike: dict[str, list[Server]] = {"": [], SAME: [], FEWER: []}
         for other in others:
@@ -207,10 +210,52 @@ def _ask_first(job: SideJob, first: int, report: SideReport) -> None:
         side = AskedSide(job, server, tuple(alike[SAME]), tuple(alike[FEWER]), {1: alone}, report)
         for decodes, layouts in job.decodes:
             side.close(decodes, layouts)
-        left = _representative_first(alike[""], alone.most)
+        left, most = _representative_first(alike[""], alone.most), alone.most
         if job.only_first and left:
             report.later.append(replace(job, prefills=left, only_first=False))
             return
+
+
+def _ask_alone(
+    job: SideJob, server: Server, deployment: Deployment, late: Floats, report: SideReport, luck: float
+) -> Alone:
+    """A run of the prefill side, with ``luck`` times its tokens; what it lost is kept for those like it."""
+    like = f"{job.question.digest} {server.kin} {deployment.pools[0].replicas}"
+    tables = _tables(job.question, deployment, server)
+    least = job.best * _lightest(job) / luck
+    alone = prefill_alone(job.question, deployment, least, _lost_kept.get(like), late, tables)
+    report.trials += 1
+    if len(alone.kept) == len(job.question.workload):
+        _lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
+    return replace(alone, tokens=luck * alone.tokens)
+
+
+def _ask_fastest(job: SideJob, first: int, servers: Sequence[Server], report: SideReport) -> bool:
+    """Ask one server that stands for several with more seats than are in use at once; whether it can."""
+    one, *others = sorted(servers, key=lambda server: server.limits[1])
+    whole = [job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1)) for server in (one, *others)]
+    own, *theirs = [(each.pools[0], tables_for(job.question, each)[0].times) for each in whole]
+    times = fastest(own, theirs)
+    if times is None:
+        return False
+    places = tuple(server.place for server in servers)
+    server = replace(one, place=-1 - min(places), stands_for=places, fastest=times)
+    late = late_for_certain(job.question, whole[0], _tables(job.question, whole[0], server))
+    alone = _ask_alone(job, server, whole[0], late, report, LUCK)
+    if alone.most >= one.limits[1]:
+        return False
+    side = AskedSide(job, server, (), tuple(servers), {1: alone}, report)
+    for decodes, layouts in job.decodes:
+        side.close(decodes, layouts)
+    return True
+
+
+def _tables(question: Question, deployment: Deployment, prefill: Server) -> Tables:
+    """The tables of a deployment of this prefill server."""
+    tables = tables_for(question, deployment)
+    if prefill.fastest is None:
+        return tables
+    return [replace(tables[0], times=prefill.fastest), *tables[1:]]
 
 
 def _not_late(job: SideJob, first: int, report: SideReport) -> dict[int, Floats]:
@@ -221,7 +266,7 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> dict[int, Floats]
     workload = job.question.workload
     for server in job.prefills:
         deployment = job.space.deployment(server.pool, job.decodes[0][0][0].pool, (first, 1))
-        late = late_for_certain(job.question, deployment)
+        late = late_for_certain(job.question, deployment, tables_for(job.question, deployment))
         most = float(workload.output_tokens.sum() - late[0]) / workload.duration
         if most / _lightest(job) > job.best:
             found[server.place] = late
@@ -233,9 +278,9 @@ def _not_late(job: SideJob, first: int, report: SideReport) -> dict[int, Floats]
     return found
 
 
-def late_for_certain(question: Question, deployment: Deployment) -> Floats:
+def late_for_certain(question: Question, deployment: Deployment, tables: Tables) -> Floats:
     """Output tokens at least of requests from each on, and 0, whose first token is late, by the prefill side."""
-    tables, pool = tables_for(question, deployment), deployment.pools[0]
+    pool = deployment.pools[0]
     limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
     work, times = _work(question, pool, pool.replicas), question.overheads.applied(tables[0].times)
     seconds = seconds_of_prompts(deployment, question.workload, work, times)
@@ -312,7 +357,7 @@ class AskedSide:
                 self.report.open += [Point(self.server, one, layout, shared, same, fewer, rule) for one in alike]
 
     def _closed(self, rule: str, decodes: Sequence[Server], layouts: Sequence[Layout], tokens: float) -> None:
-        own = (self.server, *self.same)
+        own = () if self.server.stands_for else (self.server, *self.same)
         for by, prefills in ((rule, own), (FEWER, self.fewer)):
             if prefills and layouts:
                 self.report.closed.append(_closing(by, prefills, decodes, layouts, tokens))
@@ -330,7 +375,9 @@ class AskedSide:
         if sharing is None or not {"ttft", "tpot"} <= set(limits) or (layout[1] > 1 and router != "round_robin"):
             return np.inf
         if layout[1] not in self.runs:
-            self.runs[layout[1]] = prefill_alone(question, deployment)
+            self.runs[layout[1]] = prefill_alone(
+                question, deployment, tables=_tables(question, deployment, self.server)
+            )
             self.report.trials += 1
         alone, workload = self.runs[layout[1]], question.workload
         steps = (workload.output_tokens - 1).astype(np.float64)
@@ -462,26 +509,27 @@ def ask_pairs(job: PairJob) -> PairReport:
             report.tried.append(Tried(point, point.rule, point.tokens, False))
             continue
         deployment = job.space.deployment(point.prefill.pool, point.decode.pool, point.layout)
-        tables = tables_for(job.question, deployment)
+        tables = _tables(job.question, deployment, point.prefill)
         runs: list[Run] = []
+        luck = LUCK if point.prefill.stands_for else 1.0
 
-        def beats(tokens: float, share: float, weight: float = point.weight, least: float = best) -> bool:
+        def beats(tokens: float, share: float, weight: float = point.weight / luck, least: float = best) -> bool:
             return share >= job.question.attainment and tokens / weight > least
 
         rate = job.question.workload.request_rate
         like = f"{job.question.digest} {point.kind}"
         whose = point.prefill.place, point.layout[0]
         if whose not in late:
-            late[whose] = late_for_certain(job.question, deployment)
+            late[whose] = late_for_certain(job.question, deployment, tables)
         outcome = good_run(
             job.question, deployment, rate, tables, beats, runs.append, True, _lost_kept.get(like), late[whose]
         )
         report.trials += 1
         won = not outcome.stopped and beats(outcome.good_rate, outcome.good_share)
         enough = outcome.good_share >= job.question.attainment
-        tokens = outcome.good_rate if enough else 0.0
+        tokens = luck * outcome.good_rate if enough else 0.0
         report.tried.append(Tried(point, STOPPED if outcome.stopped else SIMULATED, tokens, won))
-        best = max(best, tokens / point.weight) if won else best
+        best = max(best, tokens / point.weight) if won and luck == 1.0 else best
         if len(runs) != 1:
             continue
         if not outcome.stopped:

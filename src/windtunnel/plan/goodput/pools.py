@@ -22,7 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import Contender, Entry
-from windtunnel.plan.goodput.closed import OPEN, Closed, Closing, Family, Layout, Server
+from windtunnel.plan.goodput.closed import FEWER, OPEN, Closed, Closing, Family, Layout, Server
 from windtunnel.plan.goodput.objective import SECONDS, Goodput, offered_rate
 from windtunnel.plan.goodput.points import SIMULATED, good_run
 from windtunnel.plan.goodput.pool_jobs import (
@@ -306,6 +306,10 @@ class _Hunt:
 
     def _take(self, one: Tried) -> None:
         point = one.point
+        if point.prefill.stands_for and one.tokens / point.weight > self.best:
+            servers = [self.prefills[place] for place in point.prefill.stands_for]
+            self.open += [Point(each, point.decode, point.layout, one.tokens, rule=FEWER) for each in servers]
+            return
         key = (point.prefill.place, point.decode.place, point.layout)
         if key not in self.tried or self.tried[key].rule != SIMULATED:
             self.tried[key] = one
