@@ -1,7 +1,7 @@
 """How close: certified gaps of the best schedules found, by number of requests.
 
 ``python -m benchmarks.infermax.gaps`` prints them; words pick rows: ``lognormal 50``, ``six`` those of six kinds of
-load, the table of docs/optimum.md; ``--seconds`` is the time limit of each. All requests come at once.
+load, as of docs/optimum.md; ``--seconds`` is the time limit of each. All requests come at once.
 """
 
 import argparse

@@ -13,6 +13,7 @@ import pytest
 
 from windtunnel.cli import DONE, WRONG, main
 from windtunnel.cli.bench import MISSED
+from windtunnel.errors import InputError
 from windtunnel.scenario.matrix import found_file, read_matrix
 
 FILE = """
@@ -150,3 +151,6 @@ def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "suite").rmdir()
     (tmp_path / "suite").write_text("")
     assert found_file(Path("suite")) == Path("suite")
+    with pytest.raises(InputError, match="bench 'suit': is no file, and no shipped bench but 'suite'"):
+        found_file(Path("suit"))
+    assert found_file(Path("absent.yaml")) == Path("absent.yaml")

@@ -24,8 +24,10 @@ from windtunnel.plan.space import (
     load_spaces,
     said,
     typed_values,
+    word_of,
 )
 from windtunnel.plan.trial import candidate_key, deployment_key
+from windtunnel.report.plan_figures import short
 
 OWN = """
 class Mine:
@@ -369,3 +371,18 @@ def test_what_a_file_excludes_is_left_out(tmp_path: Path) -> None:
 def test_an_exclusion_of_nothing_is_an_error(tmp_path: Path, rule: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         load_space(write(tmp_path, f"model: Llama-3.1-8B\ndevice: [h100, l40s]\nexclude: {rule}\n"))
+
+
+def test_the_heads_of_tables_are_words_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text(
+        "model: Qwen/Qwen3-8B\ndevice: l40s\nTP: [1, 2]\nweights: [default, fp8]\nenforce eager: [off, on]\nKV: fp8\n"
+        "exclude: [{TP: 2, weights: fp8}]\n"
+    )
+    space = load_space(file)
+    assert space.axes["tensor_parallel_size"] == (1, 2)
+    assert space.axes["quantization"] == (None, "fp8")
+    assert space.axes["enforce_eager"] == (False, True)
+    assert space.axes["kv_cache_dtype"] == ("fp8",)
+    assert space.exclude == ({"tensor_parallel_size": (2,), "quantization": ("fp8",)},)
+    assert [word_of(short(axis)) for axis in AXES] == list(AXES)

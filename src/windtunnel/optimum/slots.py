@@ -26,11 +26,11 @@ from windtunnel.optimum.problem import Problem
 
 Floats = NDArray[np.float64]
 Terms = list[tuple[float, int]]
-MOST_REQUESTS = 150
+MOST_REQUESTS = 1_000
 """Each has variables for every slot: of more, no program ends in time."""
-SLOTS = (12, 25, 50, 80)
+SLOTS = (12, 25, 50, 80, 120)
 """Of one program after the other while there is time."""
-GROWTH = 2.5
+GROWTH = 2.0
 """Power of the slots that the time grows with, at least."""
 TANGENT = 0.7
 """Share of a slot's tokens at full pace at which the mean moment within it is bounded by a line."""
@@ -68,7 +68,8 @@ class _Slots:
         self.read_in_all = max(float(self.context @ self.decodes), 1.0)
         most = float((problem.prompt_tokens + problem.output_tokens).sum())
         self.batches = [self.program.variable(most) for _ in range(slots)]
-        self.read = [self.program.variable(1.0) for _ in range(slots)]  # of all that is read
+        # shares of all that is read: what must have been, what is, and what may have been, as the prompt is there
+        self.due, self.read, self.may = ([self.program.variable(1.0) for _ in range(slots)] for _ in range(3))
         self.here = [np.nonzero(self.begins + self.length > came)[0].tolist() or [slots - 1] for came in self.arrival]
         self.prompts = [{s: self.program.variable(1.0) for s in here} for here in self.here]
         self.later = [
@@ -147,11 +148,11 @@ class _Slots:
         ):
             terms: Terms = [(-float(of_prompt[i]), self.prompts[i][s]) for i in here]
             add((float(limit), self.batches[s]), *terms, *((-float(of_later[i]), self.later[i][s]) for i in several))
-        share, so_far = self.context / self.read_in_all, [(1.0, read) for read in self.read[: s + 1]]
-        pairs = [(i, k) for i in range(len(problem)) for k in self.later[i] if k <= s]
-        add(*so_far, *((-float(share[i]), self.later[i][k]) for i, k in pairs))
-        every = [(float(share[i] * self.decodes[i]), self.prompts[i][k]) for i, k in pairs]
-        add(*((-one, read) for one, read in so_far), *every)
+        share = self.context / self.read_in_all
+        add((1.0, self.due[s]), *((-float(share[i]), self.later[i][s]) for i in several))
+        add((-1.0, self.may[s]), *((float(share[i] * self.decodes[i]), self.prompts[i][s]) for i in several))
+        for more, less in ((self.read, self.due), (self.may, self.read)):
+            add(*((1.0, one) for one in more[: s + 1]), *((-1.0, one) for one in less[: s + 1]))
 
 
 def reading(cost: Cost) -> float:

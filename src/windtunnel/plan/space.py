@@ -42,6 +42,21 @@ SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
 """Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
+SHORT = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+    "prefill_context_parallel_size": "PCP",
+    "enable_expert_parallel": "EP",
+    "max_num_seqs": "seqs",
+    "max_num_batched_tokens": "tokens",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV",
+}
+"""Axes by their short names, which head the columns of tables."""
+OF_SHORT = {short: axis for axis, short in SHORT.items()}
+
+
 POOLS = ("pools", "prefill", "decode", "decode_router", "ratio", "placement", "link", "handover")
 """Words of a file of a space that say how prefill and decode are separated, as the flags of these names do."""
 EXCLUDED = "left out by exclude"
@@ -375,7 +390,7 @@ def load_spaces(
         files = devices_file or (Path(own_devices) if own_devices else None)
         found = []
         for name in models or own:
-            axes = document | {str(key).replace("-", "_"): value for key, value in _own_axes(name, own).items()}
+            axes = document | {word_of(key): value for key, value in _own_axes(name, own).items()}
             typed_axes = {axis: typed_values(axis, value) for axis, value in axes.items()}
             found.append(Space(name, typed_axes, limits, files, exclude=left_out))
         return found
@@ -406,16 +421,20 @@ def _excluded(value: Any) -> tuple[Mapping[str, Sequence[Any]], ...]:
             f"exclude={value!r}: must be a list of axes with values, e.g. [{{device: l40s, router: vllm_dp}}]"
         )
     return tuple(
-        {axis: typed_values(axis, given) for key, given in rule.items() for axis in [str(key).replace("-", "_")]}
-        for rule in value
+        {axis: typed_values(axis, given) for key, given in rule.items() for axis in [word_of(key)]} for rule in value
     )
+
+
+def word_of(key: Any) -> str:
+    """An axis by its word, however it is written: with dashes, or as tables head its column."""
+    return OF_SHORT.get(str(key), str(key).replace("-", "_").replace(" ", "_"))
 
 
 def _document(path: Path) -> dict[str, Any]:
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError("must be lines of `axis: [values]`, e.g. tensor_parallel_size: [1, 2, 4]")
-    return {str(key).replace("-", "_"): value for key, value in document.items()}
+    return {word_of(key): value for key, value in document.items()}
 
 
 def typed_values(axis: str, value: Any) -> tuple[Any, ...]:

@@ -456,10 +456,15 @@ QUEUE_RATIO = Policy(group_order="prefill_first", mixed=False, queue_ratio=1.2)
 """Queue-ratio scheduling (checklist 309): the queue is looked at when it is 1.2 times as long as the running list."""
 
 OURS_UNKNOWN = Policy(
-    chunked_prefill=True, pass_over=True, watermark=0.02, admission_order="shortest_prompt", allocation="prompt"
+    chunked_prefill=True,
+    pass_over=True,
+    watermark=0.02,
+    max_num_prefill_tokens=1024,
+    admission_order="shortest_prompt",
+    allocation="prompt",
 )
 """Ours, found by search (docs/experiments/ours.md), where nothing is known of outputs: the shortest prompt that fits
-first, and a fiftieth of memory kept for those that run."""
+first, in portions, and a fiftieth of memory kept for those that run."""
 
 OURS_KNOWN = replace(OURS_UNKNOWN, admission_order="shortest_job")
 """Ours, where requests declare the lengths of their outputs: the shortest job that fits first."""

@@ -11,22 +11,9 @@ from windtunnel.plan.elimination import Entry
 from windtunnel.plan.objective import purchase_of
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
-from windtunnel.plan.space import said
+from windtunnel.plan.space import SHORT, said
 from windtunnel.plan.survey import Surveyed
 from windtunnel.report.figures import Figure, scatter, titled
-
-SHORT = {
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "data_parallel_size": "DP",
-    "prefill_context_parallel_size": "PCP",
-    "enable_expert_parallel": "EP",
-    "max_num_seqs": "seqs",
-    "max_num_batched_tokens": "tokens",
-    "quantization": "weights",
-    "kv_cache_dtype": "KV",
-}
-"""Axes by their short names."""
 
 
 def short(axis: str) -> str:

@@ -72,10 +72,13 @@ SUITE = "suite"
 
 
 def found_file(path: Path) -> Path:
-    """The file of a name: one that is there, else the one that is shipped under it."""
-    if str(path) == SUITE and not path.is_file():  # the results stand in a folder of this name
-        return Path(__file__).parents[1] / "data" / f"{SUITE}.yaml"
-    return path
+    """The file of a name: one that is there, else the one that is shipped under it. Raises InputError for one word that
+    is neither."""
+    if path.is_file() or path.suffix or path.name != str(path):
+        return path
+    if str(path) != SUITE:  # whose results stand in a folder of this name
+        raise InputError(f"bench {str(path)!r}: is no file, and no shipped bench but {SUITE!r}")
+    return Path(__file__).parents[1] / "data" / f"{SUITE}.yaml"
 
 
 def read_matrix(path: Path) -> Matrix:

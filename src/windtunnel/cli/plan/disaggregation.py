@@ -130,7 +130,7 @@ class Disaggregation:
 
     def _side(self, mixed: "Space", role: str) -> "Space":
         """The axes of one side: those that were given, the usual ones that it needs, and its own."""
-        from windtunnel.plan.space import Constraints, typed_values
+        from windtunnel.plan.space import Constraints, typed_values, word_of
 
         own, other = (OF_PREFILL, OF_DECODE) if role == "prefill" else (OF_DECODE, OF_PREFILL)
         needed = {"device", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", own}
@@ -147,7 +147,7 @@ class Disaggregation:
             word, equals, values = text.partition("=")
             if not equals:
                 raise InputError(f"{role} {text!r}: must be WORD=VALUE,VALUE, e.g. tensor_parallel_size=1,2")
-            word = word.replace("-", "_")
+            word = word_of(word)
             found[word] = typed_values(word, split((values,)))
         return replace(mixed, axes=found, open=frozenset(), constraints=Constraints())
 

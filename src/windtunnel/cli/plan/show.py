@@ -222,6 +222,7 @@ def _ranking(answer: SearchResult) -> "Table":
     target = isinstance(answer.objective, LeastForRate)
     told = answer.objective.unit in (*COLUMNS, answer.question.unit)
     limited = target and any(entry.held and entry.held.margins for entry in answer.ranking)
+    counted = "replicas" in axes
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
@@ -231,7 +232,7 @@ def _ranking(answer: SearchResult) -> "Table":
             (
                 str(place),
                 *(said(settings[axis]) for axis in axes),
-                _some_replicas(deployment),
+                *([] if counted else [_some_replicas(deployment)]),
                 str(gpus) if isinstance(gpus, int) else number(gpus),
                 dollars(cost),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
@@ -239,7 +240,11 @@ def _ranking(answer: SearchResult) -> "Table":
                 *([percent(entry.held.stretch) if entry.held else "–"] if limited else []),
             )
         )
-    columns = [*COLUMNS, *([] if target else [answer.question.unit]), *([] if told else [answer.objective.unit])]
+    columns = [
+        *COLUMNS[counted:],
+        *([] if target else [answer.question.unit]),
+        *([] if told else [answer.objective.unit]),
+    ]
     heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if limited else []))]
     return table(heads, rows, left=1 + len(axes))
 
