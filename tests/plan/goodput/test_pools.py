@@ -133,7 +133,7 @@ def test_a_search_that_is_stopped_says_how_much_better_it_could_be() -> None:
     ids=["much memory", "little memory"],
 )
 def test_who_does_the_same_until_a_run_ends_has_no_more(blocks: int | None, runs: int, rules: dict[str, int]) -> None:
-    """With little memory prompts are computed again, which takes up any limit on tokens: the largest stands for both."""
+    """With little memory prompts are computed again and take up any limit on tokens: the largest stands for both."""
     whole, mine = space(blocks), question(OVERLOAD, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
     prefills, decodes = (
         [Server(place, words, pool, 1.0) for place, (words, pool) in enumerate(whole.side(role, with_price=False)[0])]
