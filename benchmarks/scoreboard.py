@@ -120,6 +120,8 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=120)
     count = parser.parse_args(argv).rows
+    if count < 1:
+        parser.error(f"--rows {count}: must be ≥ 1")
     logging.disable(logging.CRITICAL)
     measured = [point for point in read_points() if isinstance(point, Point) and point.ttft > 0 and point.tpot > 0]
     points = [point for point in measured if not point.repeats]

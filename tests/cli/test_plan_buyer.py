@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from plan.chosen import answer
 
+from windtunnel.cli import WRONG, main
 from windtunnel.cli.plan.command import Wanted
 from windtunnel.cli.plan.flags import Buyer
 from windtunnel.cli.plan.other_loads import cases_of, change_of
@@ -89,3 +90,19 @@ def test_energy_is_said_with_the_details() -> None:
     said = dict(_details(found, cast(Any, advice)))
     assert said["energy"] == "100 W of GPUs, 73.0 kWh a month, 1.00 J per output token"
     assert not math.isnan(found.entries[1].promise)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--target-request-rate", "5", "--spare", "1"), "leave out whole_nodes and spare"),
+        (("--objective", "energy"), "is searched for cost, gpus and goodput: add --objective cost"),
+        ((), "is searched for cost, gpus and goodput: add --objective cost"),
+    ],
+)
+def test_an_autoscaler_is_for_costs_and_goodput(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("plan", "Qwen/Qwen3-8B", "--devices", "l40s", "--isl", "100", "--osl", "20", "--num-prompts", "20")
+    assert main([*asked, "--axis", "autoscale=none,policy=hpa most=4", *words]) == WRONG
+    assert said in capsys.readouterr().err

@@ -77,3 +77,25 @@ def test_a_file_has_several_models(tmp_path: Path, capsys: Capture) -> None:
     found = document(capsys, "plan", "--space", str(file), *REST, "--isl", "300", "--osl", "40")["models"]
     devices = {model: found[model]["this load"]["settings"]["device"] for model in found}
     assert devices == {"Qwen/Qwen3-4B": "l40s", "Llama-3.1-8B": "h100"}
+
+
+def test_of_goodput_the_worst_draw_counts(capsys: Capture) -> None:
+    """Its value is the least that the same deployment has under each draw alone; a trace at its own times has one."""
+    load = (
+        "--isl",
+        "300",
+        "--osl",
+        "40",
+        "--num-prompts",
+        "60",
+        "--request-rate",
+        "20",
+        "--goodput",
+        "ttft:1000",
+        "tpot:45",
+    )
+    search = ("--objective", "goodput-per-gpu", "--max-gpus", "1", "--perf", "modelled", "--executor", "serial")
+    one = ("plan", "Llama-3.1-8B", "--devices", "h100", *FLAGS, *load, *search)
+    each = [document(capsys, *one, "--seeds", "1", "--seed", str(k))["ranking"][0]["value"] for k in range(3)]
+    assert document(capsys, *one, "--seeds", "3")["ranking"][0]["value"] == pytest.approx(min(each))
+    assert max(each) > min(each)

@@ -9,9 +9,12 @@ from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from simulate.test_disaggregation import LENGTHS, pools
 from windtunnel.core.live.tokens import FAILED, STAYS
+from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError
-from windtunnel.policy.scaling import Autoscale, Faults, Planner
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.policy.scaling import Autoscale, Faults, Foresight, Planner, Rule, Variant
 from windtunnel.simulate.live import Arrival, LiveDeployment, live
 from windtunnel.simulate.run import ABORTED
 from windtunnel.simulate.simulate import simulate
@@ -129,6 +132,13 @@ def test_pools_that_fail_and_scale(preset: str) -> None:
     assert [len(times) for times in found] == run.requests.output_tokens.tolist()
     assert [times[0] for times in found] == run.requests.first_token.tolist()
     assert [times[-1] for times in found] == run.requests.finish.tolist()
+
+
+@pytest.mark.parametrize("rule", [Foresight(rps=1.0), Variant()])
+def test_rules_that_go_by_a_whole_run_are_not_served(rule: Rule) -> None:
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"), Engine(), 4)
+    with pytest.raises(InputError, match=r"autoscale: policy=.*: use planner"):
+        live(Deployment((pool,), scaling=Autoscale(rule, most=4)))
 
 
 def test_what_is_refused() -> None:

@@ -88,7 +88,7 @@ class Wanted:
     """Other loads: a trace, @RATE for another target rate, TRACE@RATE, +30% of the rate, or prompts*2. Says what each
     costs, and what keeping the first settings costs."""
     seeds: int = 3
-    """Random draws of the load: a target rate must be carried in each, and the capacity is given across them."""
+    """Random draws of the load: each must carry a target rate, capacity is given across them, goodput of the worst."""
     time_limit: float | None = None
     """Stop the search after this many seconds, with the best so far and how much better it could be; SIGTERM does
     the same."""
@@ -150,7 +150,7 @@ class Wanted:
             raise InputError("the load has no rate: add target_request_rate, or of sessions lanes")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
-        purchase = self.buyer.purchase()
+        purchase = self.buyer.purchase(space)
         return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase, unit)
 
 

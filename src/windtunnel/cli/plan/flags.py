@@ -21,7 +21,7 @@ SPACE, LIMITS, SEARCH, BUYER, CLUSTER = (
     Group(name, sort_key=place)
     for place, name in enumerate(("Search space", "Available hardware", "Search", "For the buyer", "Execution"))
 )
-SETTINGS, SETTING = re.compile(r"\w+:\w+="), re.compile(r"\w+=[^\s,]+")
+SETTINGS, SETTING = re.compile(r"\w+:\w+="), re.compile(r"\w+=[^\s,]*")
 """The beginning of a word with settings, and one more of them."""
 Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
 ALONE = ("round_robin",)
@@ -179,10 +179,13 @@ class Buyer:
             if not 0 < factor < 1e6:
                 raise InputError(f"growth={factor:g}: must be a number > 0, e.g. 1.3")
 
-    def purchase(self) -> "Purchase":
-        """What is bought for what serves. Raises InputError for fewer replicas than none."""
+    def purchase(self, space: "Space | PoolSpace") -> "Purchase":
+        """What is bought for what serves. Raises InputError for fewer replicas than none, and where an autoscaler's are
+        paid for by the second."""
         from windtunnel.plan.objective import Purchase
 
+        if "autoscale" in space.axes and (self.whole_nodes or self.spare):
+            raise InputError("autoscale: is paid by the replicas that are up: leave out whole_nodes and spare")
         return Purchase(self.whole_nodes, self.spare)
 
     def asked(self, space: "Space | PoolSpace") -> "list[Asked]":

@@ -84,8 +84,9 @@ def _rate(what: str, rate: float | None) -> float:
 
 
 def draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
-    """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
-    if not (wanted.finds_replicas(load) and load.varies):
+    """Other draws of a load: each must carry a target rate, and that with the fewest good tokens counts for goodput;
+    none where every draw is the same."""
+    if not ((wanted.finds_replicas(load) or wanted.of_goodput) and load.varies):
         return ()
     return tuple((seed, load.corpus.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))
 
@@ -94,7 +95,7 @@ def more_draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]"
     """Further draws, which the winner of a search must carry; none where one is all that is asked for, or lanes."""
     from windtunnel.plan.answer.draws import TIMES
 
-    if load.lanes is not None or not draws_of(load, wanted):
+    if load.lanes is not None or wanted.of_goodput or not draws_of(load, wanted):
         return ()
     seeds = range(load.seed + wanted.seeds, load.seed + TIMES * wanted.seeds)
     return tuple((seed, load.corpus.workload(seed)) for seed in seeds)
