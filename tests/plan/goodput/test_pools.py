@@ -20,9 +20,10 @@ from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.goodput.closed import FEWER, OPEN, Server
 from windtunnel.plan.goodput.decode_bound import lines_under, most_tokens
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput, offered_rate
+from windtunnel.plan.goodput.pair_jobs import PairJob, ask_pairs
 from windtunnel.plan.goodput.points import SIMULATED, STOPPED
-from windtunnel.plan.goodput.pool_jobs import AskedSide, PairJob, Point, SideJob, SideReport, ask_pairs
 from windtunnel.plan.goodput.pools import light, search_pools
+from windtunnel.plan.goodput.side_jobs import AskedSide, Point, SideJob, SideReport
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Constraints
@@ -35,10 +36,14 @@ OVERLOAD = scale_time(chat(1500), 1 / 300)
 LIMITS = Constraints(max_gpus=5)
 
 
-def space(**more: Any) -> PoolSpace:
+def space(decode_blocks: int | None = None, **more: Any) -> PoolSpace:
     prefill = small_space(device=("h100",), max_num_batched_tokens=(256, 2048), max_num_seqs=(1, 8, 64, 128), **more)
     decode = small_space(
-        device=("h100",), tensor_parallel_size=(1,), max_num_batched_tokens=(512, 1024), max_num_seqs=(4, 32, 128)
+        device=("h100",),
+        tensor_parallel_size=(1,),
+        max_num_batched_tokens=(512, 1024),
+        max_num_seqs=(4, 32, 128),
+        num_gpu_blocks_override=(decode_blocks,),
     )
     return PoolSpace(prefill, decode, handover=find_handover(usual_handover("vllm")), constraints=LIMITS, ratio=9)
 
@@ -122,8 +127,14 @@ def test_a_search_that_is_stopped_says_how_much_better_it_could_be() -> None:
     assert stopped.best is None or stopped.could_be >= stopped.best.promise
 
 
-def test_who_does_the_same_until_a_run_ends_has_no_more() -> None:
-    whole, mine = space(), question(OVERLOAD, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
+@pytest.mark.parametrize(
+    ("blocks", "runs", "rules"),
+    [(None, 3, {SIMULATED: 1, STOPPED: 2, FEWER: 3}), (150, 4, {SIMULATED: 2, FEWER: 4})],
+    ids=["much memory", "little memory"],
+)
+def test_who_does_the_same_until_a_run_ends_has_no_more(blocks: int | None, runs: int, rules: dict[str, int]) -> None:
+    """With little memory prompts are computed again and take up any limit on tokens: the largest stands for both."""
+    whole, mine = space(blocks), question(OVERLOAD, goodput=("ttft:60", "tpot:12"), attainment=NO_MINIMUM)
     prefills, decodes = (
         [Server(place, words, pool, 1.0) for place, (words, pool) in enumerate(whole.side(role, with_price=False)[0])]
         for role in ("prefill", "decode")
@@ -131,7 +142,7 @@ def test_who_does_the_same_until_a_run_ends_has_no_more() -> None:
     decodes.sort(key=lambda one: (-one.limits[1], one.limits[0]))
     points = [Point(prefills[-1], decode, (2, 1), offered_rate(mine)) for decode in decodes]
     report = ask_pairs(PairJob(mine, whole, points, best=0.31 * offered_rate(mine)))
-    assert Counter(one.rule for one in report.tried) == {SIMULATED: 1, STOPPED: 2, FEWER: 3} and report.trials == 3
+    assert Counter(one.rule for one in report.tried) == rules and report.trials == runs
     for one in report.tried:
         deployment = whole.deployment(one.point.prefill.pool, one.point.decode.pool, (2, 1))
         run = whole_run(mine, deployment, mine.workload.request_rate)

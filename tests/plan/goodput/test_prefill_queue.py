@@ -16,7 +16,6 @@ from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.goodput.classes import fastest, no_better
 from windtunnel.plan.goodput.closed import SAME
 from windtunnel.plan.goodput.objective import NO_MINIMUM
-from windtunnel.plan.goodput.pool_jobs import prefill_alone
 from windtunnel.plan.goodput.prefill_queue import (
     SMALL,
     computed,
@@ -27,6 +26,7 @@ from windtunnel.plan.goodput.prefill_queue import (
     least_seconds,
     seconds_of_prompts,
 )
+from windtunnel.plan.goodput.side_jobs import prefill_alone
 from windtunnel.plan.space import Space
 from windtunnel.plan.trial import tables_for
 from windtunnel.workload import Gamma, Workload, prefix_repetition, scale_time

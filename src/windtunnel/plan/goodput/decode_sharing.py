@@ -24,12 +24,12 @@ from windtunnel.deployment import Pool
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.goodput.decode_bound import SLOPES, hull_lines
+from windtunnel.plan.goodput.prefill_queue import EVEN
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 SLACK = 1 / 8
-EVEN = 1 / 2
 COLUMNS = 128
 """Numbers of cached tokens for which a step time is kept; those between count as the one below."""
 

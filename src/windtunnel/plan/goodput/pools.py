@@ -3,7 +3,7 @@
 1. What the load asks for closes all deployments that weigh more than asked / best (``points.OFFERED``).
 2. As many replicas of both sides, doubled, are a first one to beat.
 3. One run of each prefill side closes what it can with any decode side, and bounds of decoding close more
-   (``pool_jobs``). What the first of them leave is simulated at once, for a good one to beat.
+   (``side_jobs``). What the first of them leave is simulated at once, for a good one to beat.
 4. What is left is simulated, the most promising first, until nothing left can be better.
 
 So the product of both sides' settings is never listed: settings that were never reached are one class.
@@ -24,17 +24,9 @@ from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.elimination import Contender, Entry
 from windtunnel.plan.goodput.closed import FEWER, OPEN, Closed, Closing, Family, Layout, Server
 from windtunnel.plan.goodput.objective import SECONDS, Goodput, offered_rate
+from windtunnel.plan.goodput.pair_jobs import PairJob, PairReport, PoolJob, Tried, work_pools
 from windtunnel.plan.goodput.points import SIMULATED, good_run
-from windtunnel.plan.goodput.pool_jobs import (
-    PairJob,
-    PairReport,
-    Point,
-    PoolJob,
-    SideJob,
-    SideReport,
-    Tried,
-    work_pools,
-)
+from windtunnel.plan.goodput.side_jobs import Point, SideJob, SideReport
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult

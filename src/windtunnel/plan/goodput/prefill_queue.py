@@ -43,7 +43,7 @@ Integers = NDArray[np.int64]
 HELD = 1 / 8
 """Share of the memory that prompts behind one may take before its KV has left."""
 EVEN = 1 / 2
-"""Share of the wait in one queue that a prompt waits at least in that of its rank."""
+"""How evenly ranks share a replica's requests: each has at least so much of the others' load."""
 SMALL = 64
 """Tokens of a chunk below which its attention counts as nothing."""
 PARTS = 16

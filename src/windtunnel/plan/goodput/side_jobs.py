@@ -1,4 +1,4 @@
-"""Pool jobs: what workers find out about prefill and decode pools at a load's own arrivals.
+"""Side jobs: what workers find out about prefill pools at a load's own arrivals.
 
 A prefill pool with a decode pool that takes no time makes as many first tokens in time as it ever does: the run is
 the same with any decode pool that never makes it wait, and no better with one that does. So one run of a prefill
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from windtunnel.dataclass import dataclass
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.perf.batch_times import BatchTimes, Times
 from windtunnel.plan.disaggregation.placed import _free
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
@@ -24,7 +23,7 @@ from windtunnel.plan.goodput.classes import fastest, most_at_once, most_prompts,
 from windtunnel.plan.goodput.closed import AT_BEST, DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
-from windtunnel.plan.goodput.points import SIMULATED, STOPPED, at_most, beginning, good_run, lost_so_far
+from windtunnel.plan.goodput.points import at_most, beginning, lost_so_far
 from windtunnel.plan.goodput.prefill_queue import (
     Dealt,
     computed,
@@ -221,12 +220,12 @@ def _ask_alone(
 ) -> Alone:
     """A run of the prefill side, with ``luck`` times its tokens; what it lost is kept for those like it."""
     like = f"{job.question.digest} {server.kin} {deployment.pools[0].replicas}"
-    tables = _tables(job.question, deployment, server)
+    tables = tables_with(job.question, deployment, server)
     least = job.best * _lightest(job) / luck
-    alone = prefill_alone(job.question, deployment, least, _lost_kept.get(like), late, tables)
+    alone = prefill_alone(job.question, deployment, least, lost_kept.get(like), late, tables)
     report.trials += 1
     if len(alone.kept) == len(job.question.workload):
-        _lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
+        lost_kept[like] = lost_so_far(job.question.workload, alone.kept)
     return replace(alone, tokens=luck * alone.tokens)
 
 
@@ -240,7 +239,7 @@ def _ask_fastest(job: SideJob, first: int, servers: Sequence[Server], report: Si
         return False
     places = tuple(server.place for server in servers)
     server = replace(one, place=-1 - min(places), stands_for=places, fastest=times)
-    late = late_for_certain(job.question, whole[0], _tables(job.question, whole[0], server))
+    late = late_for_certain(job.question, whole[0], tables_with(job.question, whole[0], server))
     alone = _ask_alone(job, server, whole[0], late, report, LUCK)
     if alone.most >= one.limits[1]:
         return False
@@ -250,7 +249,7 @@ def _ask_fastest(job: SideJob, first: int, servers: Sequence[Server], report: Si
     return True
 
 
-def _tables(question: Question, deployment: Deployment, prefill: Server) -> Tables:
+def tables_with(question: Question, deployment: Deployment, prefill: Server) -> Tables:
     """The tables of a deployment of this prefill server."""
     tables = tables_for(question, deployment)
     if prefill.fastest is None:
@@ -376,7 +375,7 @@ class AskedSide:
             return np.inf
         if layout[1] not in self.runs:
             self.runs[layout[1]] = prefill_alone(
-                question, deployment, tables=_tables(question, deployment, self.server)
+                question, deployment, tables=tables_with(question, deployment, self.server)
             )
             self.report.trials += 1
         alone, workload = self.runs[layout[1]], question.workload
@@ -464,123 +463,5 @@ _dealt_kept: dict[tuple[str, int], Dealt] = {}
 _work_kept: dict[tuple[str, int, int], Floats] = {}
 _kept: dict[str, Lines | None] = {}
 _shared_kept: dict[str, Sharing | None] = {}
-_lost_kept: dict[str, Floats] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class PairJob:
-    """Deployments that differ in the decode side's limits, those first that may stand for others."""
-
-    question: Question
-    space: PoolSpace
-    points: Sequence[Point]
-    best: float
-
-
-class Tried(NamedTuple):
-    """A deployment that was tried."""
-
-    point: Point
-    rule: str
-    tokens: float
-    """Good tokens per second at most; exactly, where it was simulated."""
-    good: bool
-    """Whether as many requests are good as must be."""
-
-
-@dataclass
-class PairReport:
-    """What was tried, the simulations, and seconds."""
-
-    tried: list[Tried] = field(default_factory=list)
-    trials: int = 0
-    seconds: float = 0.0
-
-
-def ask_pairs(job: PairJob) -> PairReport:
-    """Simulate deployments as far as they may beat the best."""
-    report, began, best = PairReport(), time.perf_counter(), job.best
-    left = list(job.points)
-    late: dict[tuple[int, int], Floats] = {}
-    while left:
-        point, *others = left
-        left = others
-        if point.promise <= best:
-            report.tried.append(Tried(point, point.rule, point.tokens, False))
-            continue
-        deployment = job.space.deployment(point.prefill.pool, point.decode.pool, point.layout)
-        tables = _tables(job.question, deployment, point.prefill)
-        runs: list[Run] = []
-        luck = LUCK if point.prefill.stands_for else 1.0
-
-        def beats(tokens: float, share: float, weight: float = point.weight / luck, least: float = best) -> bool:
-            return share >= job.question.attainment and tokens / weight > least
-
-        rate = job.question.workload.request_rate
-        like = f"{job.question.digest} {point.kind}"
-        whose = point.prefill.place, point.layout[0]
-        if whose not in late:
-            late[whose] = late_for_certain(job.question, deployment, tables)
-        outcome = good_run(
-            job.question, deployment, rate, tables, beats, runs.append, True, _lost_kept.get(like), late[whose]
-        )
-        report.trials += 1
-        won = not outcome.stopped and beats(outcome.good_rate, outcome.good_share)
-        enough = outcome.good_share >= job.question.attainment
-        tokens = luck * outcome.good_rate if enough else 0.0
-        report.tried.append(Tried(point, STOPPED if outcome.stopped else SIMULATED, tokens, won))
-        best = max(best, tokens / point.weight) if won and luck == 1.0 else best
-        if len(runs) != 1:
-            continue
-        if not outcome.stopped:
-            _lost_kept[like] = lost_so_far(job.question.workload, _good(job.question, deployment, tables, runs[0]))
-        most = _most_seats(runs[0], tables[1].times)
-        for other, rule in _unbound(job, point, tables, runs[0], most, left):
-            left.remove(other)
-            report.tried.append(Tried(other, rule, tokens, won))
-        above = [other for other in left if other.decode.limits[1] > most]  # the least may stand for others
-        left.sort(key=lambda other: other is not min(above, key=lambda one: one.decode.limits[::-1], default=None))
-    report.seconds = time.perf_counter() - began
-    return report
-
-
-def _good(question: Question, deployment: Deployment, tables: Tables, run: Run) -> NDArray[np.bool_]:
-    """Which requests were good."""
-    slo, requests = tightened(deployment, tables, question).slo, run.requests
-    good = good_requests(request_metrics(requests), requests.status == FINISHED, slo)
-    assert good is not None
-    return good
-
-
-def _most_seats(run: Run, times: Times) -> int:
-    """Requests that a rank of the decode side had at once, at most."""
-    requests, rows = run.requests, run.iterations
-    assert run.handovers is not None
-    ranks = int(rows.lane.max(initial=0)) + 1
-    rank = requests.replica * ranks + requests.lane
-    ends = seat_ends(requests.finish, rank, rows.start, rows.replica * ranks + rows.lane, times)
-    return most_at_once(requests.first_token - run.handovers.ttft_join, ends, rank)
-
-
-def _unbound(
-    job: PairJob, point: Point, tables: Tables, run: Run, most: int, others: Sequence[Point]
-) -> list[tuple[Point, str]]:
-    """Those of the others whose decode side does the same as that of a run, or no better, and by which rule; no rank of
-    the run had more than ``most`` requests at once."""
-    rows = run.iterations
-    decodes = not (np.isin(rows.replica, np.unique(run.requests.replica)) & (rows.chunk_tokens > 0)).any()
-    found = []
-    for other in others:
-        table = tables_for(job.question, job.space.deployment(other.prefill.pool, other.decode.pool, other.layout))[1]
-        own = point.decode.pool, tables[1].times
-        if rule := no_better(own, (other.decode.pool, table.times), most, bool(decodes)):
-            found.append((other, rule))
-    return found
-
-
-PoolJob = SideJob | PairJob
-
-
-def work_pools(job: PoolJob) -> SideReport | PairReport:
-    """What a worker does with a job."""
-    return ask_side(job) if isinstance(job, SideJob) else ask_pairs(job)
+lost_kept: dict[str, Floats] = {}
+"""What runs lost so far, by what they have in common."""
