@@ -42,9 +42,10 @@ def _both(one: Case, space: Space | PoolSpace, most: int) -> tuple[SearchResult,
     whole = search(enumeration, one.question, one.objective, top=len(enumeration.candidates))
     odd = {index for index, entry in found.entries.items() if _differs(entry, whole.entries[index])}
     for index in odd:  # the search takes it that what fails at a level fails at higher ones (docs/plan.md)
-        failed, held = (found.entries[index].missed or whole.entries[index].missed), whole.entries[index].held
-        higher = max(each.rate for each in (held, found.entries[index].held) if each is not None)
-        assert failed is not None and not failed.met and failed.rate <= higher, (one.name, index)
+        pair = found.entries[index], whole.entries[index]
+        failed = [each.missed.rate for each in pair if each.missed is not None and not each.missed.met]
+        held = [each.held.rate for each in pair if each.held is not None]
+        assert min(failed) <= max(held), (one.name, index)
     own = [(entry.index, entry.promise) for entry in found.ranking if entry.index not in odd]
     others = [(entry.index, entry.promise) for entry in whole.ranking if entry.index not in odd]
     assert own == others[: len(own)], one.name
