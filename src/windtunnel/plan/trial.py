@@ -135,7 +135,7 @@ def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Ta
     def made() -> Tables:
         return [_table_of(pool, perf) for pool in deployment.pools]
 
-    return _of_the_last(_kept, key, made)
+    return of_the_last(_kept, key, made)
 
 
 def _table_of(pool: Pool, perf: str) -> Tabulated:
@@ -146,7 +146,7 @@ def _table_of(pool: Pool, perf: str) -> Tabulated:
 
     if pool.role == "mixed":
         return made()
-    return _of_the_last(_of_sides, f"{perf} {_pool_key(pool, perf)}", made, KEPT_OF_SIDES)
+    return of_the_last(_of_sides, f"{perf} {_pool_key(pool, perf)}", made, KEPT_OF_SIDES)
 
 
 def tables_to_bound(question: Question, deployment: Deployment) -> Tables:
@@ -162,17 +162,17 @@ def _shared(pool: Pool, perf: str) -> Predictor:
     if perf.startswith("profile:"):
         return _predictor(pool, perf)
     key = repr((pool.device, pool.engine.backend, pool.engine.preset, wanted_version(pool), perf))
-    return _of_the_last(_sharing, key, lambda: predictor_from(pool, perf), 1)
+    return of_the_last(_sharing, key, lambda: predictor_from(pool, perf), 1)
 
 
 def _predictor(pool: Pool, perf: str) -> Predictor:
     """The predictor of a pool, shared with others that differ in their limits alone."""
     engine = replace(pool.engine, max_num_seqs=None, max_num_batched_tokens=None)
     key = cache_key(replace(pool, engine=engine), perf, _database(pool, perf))
-    return _of_the_last(_predictors, key, lambda: predictor_from(pool, perf))
+    return of_the_last(_predictors, key, lambda: predictor_from(pool, perf))
 
 
-def _of_the_last(kept: dict[str, T], key: str, make: Callable[[], T], most: int = KEPT_TABLES) -> T:
+def of_the_last(kept: dict[str, T], key: str, make: Callable[[], T], most: int = KEPT_TABLES) -> T:
     """What is kept under a key, made where it is not; the oldest of ``most`` makes way."""
     if key not in kept:
         while len(kept) >= most:

@@ -14,7 +14,7 @@ from windtunnel.metrics.usage import share_there
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.outcome import Outcome, measure, only_good
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, simulated
+from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, of_the_last, simulated
 from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
@@ -134,7 +134,7 @@ def _one_run(
     workload = question.workload
     count = beginning(workload, beats, lost, late)
     if count is not None and not _looks_ahead(deployment):
-        begun = simulated(question, deployment, head(workload, count), tables)
+        begun = simulated(question, deployment, first_of(workload, count), tables)
         most = at_most(begun.requests, workload, question, late)
         if not beats(*most):
             if seen is not None:
@@ -181,6 +181,14 @@ def beginning(
     enough = so_far + (0.0 if late is None else late[1:]) >= (MORE if like else 1.0) * high * total
     count = int(np.argmax(enough)) + 1 if enough.any() else len(asked)
     return count if LEAST <= count <= (WORTH if like else 1 / LOST) * len(workload) else None
+
+
+def first_of(workload: Workload, count: int) -> Workload:
+    """Its first requests, kept for the next run of them."""
+    return of_the_last(_first, f"{workload.digest} {count}", lambda: head(workload, count), 2)
+
+
+_first: dict[str, Workload] = {}
 
 
 def lost_so_far(workload: Workload, good: NDArray[np.bool_]) -> Floats:

@@ -23,7 +23,7 @@ from windtunnel.plan.goodput.classes import fastest, most_at_once, most_prompts,
 from windtunnel.plan.goodput.closed import AT_BEST, DECODE, FEWER, PREFILL, SAME, SHARED, Closing, Layout, Server
 from windtunnel.plan.goodput.decode_bound import Lines, lines_under, most_tokens
 from windtunnel.plan.goodput.decode_sharing import Come, Sharing, shared_tokens, sharing_of
-from windtunnel.plan.goodput.points import at_most, beginning, lost_so_far
+from windtunnel.plan.goodput.points import at_most, beginning, first_of, lost_so_far
 from windtunnel.plan.goodput.prefill_queue import (
     Dealt,
     computed,
@@ -34,9 +34,9 @@ from windtunnel.plan.goodput.prefill_queue import (
     takes_in_turn,
 )
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import Tables, simulated, tables_for
+from windtunnel.plan.trial import Tables, of_the_last, simulated, tables_for
 from windtunnel.simulate.run import FINISHED, Requests, Run
-from windtunnel.workload import head
+from windtunnel.workload import Workload
 
 Floats = NDArray[np.float64]
 
@@ -141,11 +141,7 @@ def prefill_alone(
     """The prefill side of a deployment, its decode side taking no time; ended early where no more than ``least`` tokens
     per second can come in time. ``lost``, ``late``: see ``beginning``; ``tables``: the question's, unless given."""
     workload = question.workload
-    few = replace(
-        workload,
-        output_tokens=np.minimum(workload.output_tokens, 2),
-        max_tokens=np.minimum(workload.max_tokens, 2),
-    )
+    few = of_the_last(_few_kept, workload.digest, lambda: _few_tokens(workload), 1)
     tables = [
         table if pool.role == "prefill" else _free(table)
         for pool, table in zip(deployment.pools, tables or tables_for(question, deployment), strict=True)
@@ -153,7 +149,7 @@ def prefill_alone(
     asked = tightened(deployment, tables, question)
     count = beginning(workload, lambda tokens, _: tokens > least, lost, late)
     if count is not None:
-        begun = simulated(question, deployment, head(few, count), tables)
+        begun = simulated(question, deployment, first_of(few, count), tables)
         tokens, _ = at_most(begun.requests, workload, asked, late)
         if tokens <= least:
             return _alone(begun, deployment.pools[0], tables[0].times, np.zeros(count, dtype=np.bool_), tokens)
@@ -162,6 +158,15 @@ def prefill_alone(
     kept = (requests.status == FINISHED) & ~(requests.first_token - requests.arrival > limit)
     tokens = float(workload.output_tokens[kept].sum()) / workload.duration
     return _alone(run, deployment.pools[0], tables[0].times, kept, tokens)
+
+
+def _few_tokens(workload: Workload) -> Workload:
+    """The same prompts, with answers of two tokens at most."""
+    return replace(
+        workload,
+        output_tokens=np.minimum(workload.output_tokens, 2),
+        max_tokens=np.minimum(workload.max_tokens, 2),
+    )
 
 
 def _alone(run: Run, pool: Pool, times: Times, kept: NDArray[np.bool_], tokens: float) -> Alone:
@@ -282,8 +287,9 @@ def late_for_certain(question: Question, deployment: Deployment, tables: Tables)
     pool = deployment.pools[0]
     limit = tightened(deployment, tables, question).slo.limits.get("ttft", np.inf)
     work, times = _work(question, pool, pool.replicas), question.overheads.applied(tables[0].times)
-    seconds = seconds_of_prompts(deployment, question.workload, work, times)
-    return late_in_turn(deployment, question.workload, seconds, limit)
+    return late_in_turn(
+        deployment, question.workload, seconds_of_prompts(deployment, question.workload, work, times), limit
+    )
 
 
 def _work(question: Question, pool: Pool, first: int) -> Floats:
@@ -460,6 +466,7 @@ def _key(question: Question, prefill: Server, decode: Server) -> str:
 
 
 _dealt_kept: dict[tuple[str, int], Dealt] = {}
+_few_kept: dict[str, Workload] = {}
 _work_kept: dict[tuple[str, int, int], Floats] = {}
 _kept: dict[str, Lines | None] = {}
 _shared_kept: dict[str, Sharing | None] = {}
