@@ -96,6 +96,11 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         load_model("Qwen3-33B")
 
 
+def test_no_name_is_no_model() -> None:
+    with pytest.raises(InputError, match=r"model ' ': give a config\.json, its folder, or a model's name"):
+        load_model(" ")
+
+
 def test_every_model_of_our_own_loads_or_is_refused_by_name() -> None:
     models = tomllib.loads(OWN.read_text(encoding="utf-8"))
     refused = []

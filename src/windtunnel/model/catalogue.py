@@ -31,6 +31,8 @@ def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) ->
     Raises InputError for an unknown name (with the nearest), an unreadable file, a missing key, or layers that are not
     simulated.
     """
+    if not name_or_path.strip():
+        raise InputError(f"model {name_or_path!r}: give a config.json, its folder, or a model's name")
     path = Path(name_or_path)
     inside = path / "config.json"
     if inside.is_file() or path.suffix == ".json" or path.is_file():
