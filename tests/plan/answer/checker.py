@@ -18,8 +18,9 @@ def wrong(document: Document, arrivals: Sequence[float] = (), outputs: Sequence[
         found.append("a candidate stands twice")
     if len(rows) + sum(document["cannot_run"].values()) != document["points"]:
         found.append("not every point is named")
+    pools = _pools(document) if "pools" in document else []
     if best is None:
-        return found + [f"{row['candidate']}: could score" for row in rows if row["at_most"] is not None]
+        return found + [f"{row['candidate']}: could score" for row in rows if row["at_most"] is not None] + pools
     (own,) = (row for row in rows if row["candidate"] == best["candidate"])
     if own["at_most"] != best["score"] or own["rule"] != "simulated":
         found.append("the best is not what its candidate was simulated to do")
@@ -33,7 +34,7 @@ def wrong(document: Document, arrivals: Sequence[float] = (), outputs: Sequence[
             found.append(f"{row['candidate']}: may be better")
         if "replicas" in row:
             found += [f"{row['candidate']}: {text}" for text in _replicas(document, row, best["score"])]
-    return found + (_pools(document) if "pools" in document else [])
+    return found + pools
 
 
 def _pools(document: Document) -> list[str]:

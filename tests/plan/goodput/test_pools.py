@@ -112,6 +112,14 @@ def test_a_certificate_is_checked_without_a_search(found: SearchResult) -> None:
     assert wrong({**whole, "pools": {**pools, "score": pools["score"] / 1.5}})
 
 
+def test_a_certificate_says_that_nothing_beats_a_given_score(truth: dict[Any, float]) -> None:
+    to_beat = 1.01 * max(truth.values())
+    found = search_pools(space(), asked(), Goodput(LIMITS), to_beat=to_beat)
+    whole = certificate(found)
+    assert found.best is None and wrong(whole) == []
+    assert wrong({**whole, "pools": {**whole["pools"], "score": to_beat / 2}})
+
+
 def test_a_least_share_of_good_requests_holds() -> None:
     objective, whole = Goodput(LIMITS), space(tensor_parallel_size=(1,))
     truth = by_hand(whole, asked(0.7))
