@@ -17,7 +17,7 @@ from windtunnel.metrics import good_requests, request_metrics
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.answer.certificate import certificate
 from windtunnel.plan.disaggregation.pool_space import PoolSpace
-from windtunnel.plan.goodput.closed import FEWER, OPEN, Server
+from windtunnel.plan.goodput.closed import FEWER, OPEN, SAME, Server
 from windtunnel.plan.goodput.decode_bound import lines_under, most_tokens
 from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput, offered_rate
 from windtunnel.plan.goodput.pair_jobs import PairJob, ask_pairs
@@ -157,6 +157,31 @@ def test_who_does_the_same_until_a_run_ends_has_no_more(blocks: int | None, runs
         good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, mine.slo)
         assert good is not None
         assert run.requests.output_tokens[good].sum() / mine.workload.duration <= one.tokens * (1 + 1e-9)
+
+
+def test_seats_are_counted_by_rank() -> None:
+    """Two ranks have more than 64 requests at once, and neither has: 64 seats are as good as 128, 32 are not."""
+    prefill = small_space(device=("h100",), tensor_parallel_size=(1,), max_num_batched_tokens=(2048,))
+    decode = small_space(
+        device=("h100",),
+        tensor_parallel_size=(1,),
+        data_parallel_size=(2,),
+        max_num_batched_tokens=(512,),
+        max_num_seqs=(32, 64, 128),
+        num_gpu_blocks_override=(4000,),
+        enforce_eager=(True,),
+    )
+    whole = PoolSpace(prefill, decode, handover=find_handover(usual_handover("vllm")), ratio=9)
+    mine = question(scale_time(chat(600), 1 / 100), goodput=("ttft:600", "tpot:30"), attainment=NO_MINIMUM)
+    sides = [whole.side(role, with_price=False)[0] for role in ("prefill", "decode")]
+    (first, *_), seconds = ([Server(n, words, pool, 1.0) for n, (words, pool) in enumerate(side)] for side in sides)
+    points = [Point(first, one, (2, 1), 2 * offered_rate(mine)) for one in reversed(seconds)]
+    report = ask_pairs(PairJob(mine, whole, points, best=0.0))
+    assert {one.point.decode.limits[1]: one.rule for one in report.tried} == {
+        128: SIMULATED,
+        64: SAME,
+        32: SIMULATED,
+    }
 
 
 @pytest.mark.parametrize("limits", [("ttft:60", "tpot:12"), ("ttft:200", "tpot:8")])
