@@ -86,12 +86,16 @@ def _one_draw(question: Question, deployment: Deployment, rate: float, tables: T
 
 
 def _judged(run: Run, question: Question, deployment: Deployment, rate: float) -> Outcome:
-    """What a whole run measured, with the GPUs that an autoscaler pays for."""
-    found = measure(run, question, rate)
+    """What a whole run measured, with the GPUs that are paid."""
+    return with_paid_gpus(measure(run, question, rate), run, deployment)
+
+
+def with_paid_gpus(outcome: Outcome, run: Run, deployment: Deployment) -> Outcome:
+    """The outcome of a run with the mean number of GPUs that an autoscaler pays for, where there is one."""
     if not deployment.scaling:
-        return found
+        return outcome
     each = [pool.gpus / pool.replicas for pool in deployment.pools for _ in range(pool.replicas)]
-    return replace(found, gpus=float(share_there(run) @ each))
+    return replace(outcome, gpus=float(share_there(run) @ each))
 
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:

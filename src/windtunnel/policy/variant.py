@@ -1,6 +1,6 @@
 """llm-d's variant autoscaler by its queueing model: the requests/s that a replica serves within limits on its means.
 
-A replica is an M/M/1 queue of at most so many requests, whose rate depends on how many it serves. Three parameters say
+A replica is an M/M/1 queue of limited length, whose rate of service depends on how many it serves. Three parameters say
 how long an iteration takes; an extended Kalman filter learns them from the means of TTFT and time per token that are
 seen. Rules and constants: llm-d-workload-variant-autoscaler b08b1c77 (February 2026), pkg/analyzer/queueanalyzer.go and
 internal/engines/analyzers/queueingmodel/tuner, and the README of that analyzer (pull request 893, March 2026).
@@ -66,7 +66,7 @@ class Replica:
     queue: int
 
     def iteration(self, running: Floats) -> Floats:
-        """Seconds of an iteration with so many requests, each at the mean of its tokens."""
+        """Seconds of an iteration by its number of requests, each at the mean of its tokens."""
         alpha, beta, gamma = self.parameters
         computed = (self.prompt + self.answer) / (self.answer + 1)
         found: Floats = alpha + running * (beta * computed + gamma * (self.prompt + self.answer / 2))

@@ -104,7 +104,7 @@ class _Asked:
 
     def ask(self, point: Point, others: list[Point]) -> list[Point]:
         """Try one; which of the others it leaves, that first which may stand for most of them."""
-        deployment = self.job.space.deployment(point.prefill.pool, point.decode.pool, point.layout)
+        deployment = self._deployment(point)
         tables = tables_with(self.job.question, deployment, point.prefill)
         luck = LUCK if point.prefill.stands_for else 1.0
         outcome, runs = self.simulate(point, deployment, tables, luck)
@@ -132,9 +132,9 @@ class _Asked:
     def close(self, alike: Sequence[Point]) -> bool:
         """Whether a run with the largest limit on tokens and the most KV blocks of several closes all of them."""
         largest = max(alike, key=lambda one: one.decode.limits[0])
+        tables = tables_with(self.job.question, self._deployment(largest), largest.prefill)
         each = [tables_for(self.job.question, self._deployment(one))[1].times for one in alike]
-        times = tables_for(self.job.question, self._deployment(largest))[1].times
-        if not all(_begins_alike(times, one) for one in each):
+        if not all(_begins_alike(tables[1].times, one) for one in each):
             return False
         pool, blocks = largest.decode.pool, max(kv_blocks(one.decode.pool).num_blocks for one in alike)
         try:
@@ -144,7 +144,6 @@ class _Asked:
             return False
         if kv_blocks(pool).num_blocks < blocks:
             return False
-        tables = tables_with(self.job.question, self._deployment(largest), largest.prefill)
         outcome, _ = self.simulate(largest, deployment, tables, LUCK)
         tokens = LUCK * outcome.good_rate if outcome.good_share >= self.job.question.attainment else 0.0
         if tokens / largest.weight > self.best:

@@ -1,7 +1,6 @@
 """Points: which numbers of replicas of a candidate are worth a simulation, and how much of one."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -10,11 +9,10 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import good_requests, request_metrics
-from windtunnel.metrics.usage import share_there
 from windtunnel.plan.doubt import tightened
 from windtunnel.plan.outcome import Outcome, measure, only_good
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, of_the_last, simulated
+from windtunnel.plan.trial import LEAST, Tables, as_asked, missed, of_the_last, simulated, with_paid_gpus
 from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests, Run
 from windtunnel.workload import Workload, head
@@ -147,11 +145,7 @@ def _one_run(
     assert good is not None
     reached = float(run.requests.output_tokens[good].sum()) / workload.duration, float(good.mean())
     found = only_good(rate, *reached) if only_count or not beats(*reached) else measure(run, question, rate)
-    if not deployment.scaling:
-        return found
-    pools = deployment.pools
-    each = np.repeat([pool.gpus / pool.replicas for pool in pools], [pool.replicas for pool in pools])
-    return replace(found, gpus=float(share_there(run) @ each))
+    return with_paid_gpus(found, run, deployment)
 
 
 def _looks_ahead(deployment: Deployment) -> bool:
