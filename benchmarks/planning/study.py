@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy import in_one_line
 from benchmarks.planning.scaled import scaled
 from windtunnel.deployment import SLO, Deployment, Link, Pool, usual_handover
 from windtunnel.deployment.handover import find_handover
@@ -203,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(in_one_line(main))
